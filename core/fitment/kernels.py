@@ -1,0 +1,154 @@
+"""Kernels: what a platform registers for an op, and the selection of one of them with its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from fitment.conditions import ALWAYS, Condition, Reason
+from fitment.facts import FactRegistry, Kind, Value
+
+
+class Speed(IntEnum):
+    """How a kernel computes, the faster the greater.
+
+    *native*: the hardware's own path. *portable*: on the packed weights, anywhere. *reference*: torch, for truth, never for
+    speed.
+    """
+
+    REFERENCE = 0
+    PORTABLE = 1
+    NATIVE = 2
+
+
+class GraphSafety(StrEnum):
+    """How far a kernel can be captured into a graph."""
+
+    ALWAYS = "always"
+    UNIFORM_BATCH = "uniform_batch"
+    SINGLE_TOKEN = "single_token"
+    NEVER = "never"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation of an op.
+
+    ``entry`` is ``"module:function"`` with the op's signature, imported only when bound. ``prepare``, for ops that take weights,
+    is ``"module:function"`` from a weight family's tensor to the object that ``entry`` receives. ``condition`` covers device
+    facts and the call alike. Among admitted kernels the greater ``speed`` wins, then the greater ``priority``, then the name.
+    ``sources`` are files, relative to the entry's top-level package, whose digest dates the kernel's evidence.
+    """
+
+    op: str
+    name: str
+    entry: str
+    condition: Condition = ALWAYS
+    speed: Speed = Speed.PORTABLE
+    priority: int = 0
+    prepare: str | None = None
+    sources: tuple[str, ...] = ()
+    graph_safe: GraphSafety = GraphSafety.ALWAYS
+
+    def load(self) -> Callable[..., Any]:
+        """The function behind ``entry``; imports its module."""
+        function: Callable[..., Any] = load_entry(self.entry)
+        return function
+
+    def load_prepare(self) -> Callable[[Any], Any]:
+        """The function behind ``prepare``; the identity when there is none."""
+        return load_entry(self.prepare) if self.prepare else _identity
+
+
+def _identity(weight: Any) -> Any:
+    return weight
+
+
+@cache
+def load_entry(entry: str) -> Any:
+    """The object that ``"module:attribute"`` names.
+
+    Raises:
+        ImportError: the module cannot be imported or has no such attribute; the message names ``entry``.
+    """
+    module, _, attribute = entry.partition(":")
+    try:
+        return getattr(import_module(module), attribute)
+    except AttributeError as error:
+        raise ImportError(f"entry {entry!r}: module {module!r} has no attribute {attribute!r}") from error
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What selection thought of one kernel: admitted, or rejected with all reasons."""
+
+    kernel: Kernel
+    reasons: tuple[Reason, ...]
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether nothing stands against the kernel."""
+        return not self.reasons
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether only missing facts stand against it."""
+        return bool(self.reasons) and all(reason.unknown for reason in self.reasons)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The chosen kernel, if any, and the trace: a verdict on every kernel registered for the op, best first."""
+
+    op: str
+    chosen: Kernel | None
+    trace: tuple[Verdict, ...] = field(repr=False)
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Why nothing was chosen: the reasons of the kernel that came nearest; empty when one was chosen."""
+        if self.chosen is not None:
+            return ()
+        if not self.trace:
+            return (Reason(f"FIT-OP-{self.op.upper().replace('_', '-')}", Kind.BUILD, "op", f"a kernel for {self.op}", "none",
+                           "install a platform that registers one"),)
+        return min((verdict.reasons for verdict in self.trace), key=len)
+
+
+def select(
+    op: str,
+    facts: Mapping[str, Value],
+    kernels: Iterable[Kernel],
+    registry: FactRegistry,
+    wanted: str | None = None,
+) -> Selection:
+    """Choose a kernel for ``op``.
+
+    Args:
+        op: The op's name.
+        facts: Device facts and the call's facts in one mapping.
+        kernels: What the device's platform registered; those of other ops are passed over.
+        registry: The declared fact keys, for the reasons' kinds and remedies.
+        wanted: A kernel that the operator asked for by name: it is used or refused, never replaced.
+
+    Returns:
+        The choice and a verdict on every kernel of the op.
+    """
+    verdicts = [Verdict(kernel, kernel.condition.check(facts, registry)) for kernel in kernels if kernel.op == op]
+    if wanted is not None:
+        named = [verdict for verdict in verdicts if verdict.kernel.name == wanted]
+        if not named:
+            known = ", ".join(sorted(verdict.kernel.name for verdict in verdicts)) or "none"
+            reason = Reason("FIT-REQ-KERNEL", Kind.REQUEST, "kernel", f"kernel {wanted!r} for {op}", f"not among {known}",
+                            "name one of these")
+            verdicts = [Verdict(verdict.kernel, (*verdict.reasons, reason)) for verdict in verdicts]
+        else:
+            verdicts = named
+    verdicts.sort(key=lambda v: (not v.is_admitted, not v.is_unknown, len(v.reasons) if v.reasons else 0,
+                                 -v.kernel.speed, -v.kernel.priority, v.kernel.name))
+    chosen = verdicts[0].kernel if verdicts and verdicts[0].is_admitted else None
+    return Selection(op, chosen, tuple(verdicts))
