@@ -1,0 +1,3 @@
+"""Fitment's CPU platform."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,121 @@
+"""The plugin of the CPU platform. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from fitment.conditions import ALWAYS, Condition, all_of, any_of, at_least, at_most, equals, has, is_in, multiple_of
+from fitment.facts import FactKey, Kind
+from fitment.hardware import Hardware, KVLayout, Listing, load_hardware
+from fitment.hookspecs import hookimpl
+from fitment.kernels import GraphSafety, Kernel, Speed
+from fitment.ops import reference_kernels
+from fitment_cpu.detect import REBUILD, list_devices
+
+FITMENT_API = ">=1.0,<2"
+PLATFORM = "cpu"
+_ORDER = ("block", "head", "slot", "dim")
+_LAYOUT = KVLayout("cpu", 32, _ORDER, _ORDER, ("bf16", "fp32"))
+
+_DTYPES = is_in("dtype", ("fp32", "bf16"))
+_CACHES = is_in("kv_dtype", ("fp32", "bf16"))
+_DENSE = all_of(equals("weight.family", "dense"), is_in("weight.dtype", ("fp32", "fp16", "bf16")))
+_AFFINE = all_of(equals("weight.family", "group_affine"), at_least("weight.bits", 2), at_most("weight.bits", 8),
+                 multiple_of("weight.group_size", 8))
+_CONDITIONS: dict[str, Condition] = {
+    "linear_fp32": all_of(_DTYPES, equals("activations", "fp32"), any_of(_DENSE, _AFFINE)),
+    "linear_bf16": all_of(_DTYPES, equals("activations", "bf16"), any_of(_DENSE, _AFFINE)),
+    "linear_int8": all_of(_DTYPES, equals("activations", "int8"), _AFFINE),
+    "embedding": all_of(_DTYPES, any_of(_DENSE, _AFFINE)),
+    "rms_norm": _DTYPES,
+    "rotary": all_of(_DTYPES, multiple_of("rotary_size", 2)),
+    "silu_mul": _DTYPES,
+    "write_kv": all_of(_DTYPES, _CACHES),
+    "paged_attention": all_of(_DTYPES, _CACHES, multiple_of("head_size", 8), at_most("head_size", 256), equals("block_size", 32)),
+    "sample": ALWAYS,
+}
+_PREPARE = "fitment_cpu.kernels.weights:prepare"
+_NATIVE = ("native/args.h", "native/vec.inl", "native/pool.cpp")
+_SOURCES = {
+    "linear": ("native/linear.inl", "native/pack.h", "native/pack.cpp"),
+    "embedding": ("native/linear.inl", "native/pack.h", "native/pack.cpp"),
+    "paged_attention": ("native/attention.inl",),
+    "sample": ("native/sample.inl",),
+}
+
+
+@hookimpl
+def fitment_fact_keys() -> list[FactKey]:
+    """What was built."""
+    return [FactKey("cpu.native_isa", "set", Kind.BUILD, "Instruction sets for which native kernels were built and that run here.",
+                    remedy=REBUILD)]
+
+
+@hookimpl
+def fitment_hardware() -> tuple[Hardware, ...]:
+    """The parts in ``hardware.toml``."""
+    return _hardware()
+
+
+@cache
+def _hardware() -> tuple[Hardware, ...]:
+    return load_hardware(Path(__file__).with_name("hardware.toml"), PLATFORM)
+
+
+@hookimpl
+def fitment_devices() -> Listing:
+    """The processor that this runs on."""
+    return list_devices(_hardware())
+
+
+@hookimpl
+def fitment_kernels() -> tuple[Kernel, ...]:
+    """Native kernels, their portable build, and the reference ops for where nothing was built."""
+    return (*_native(Speed.NATIVE, "cpu.", "avx2"), *_native(Speed.PORTABLE, "cpu.portable.", "generic"), *_reference())
+
+
+def _native(speed: Speed, prefix: str, level: str) -> Iterator[Kernel]:
+    for name, condition in _CONDITIONS.items():
+        op = name.partition("_fp32")[0].partition("_bf16")[0].partition("_int8")[0]
+        yield Kernel(op, f"{prefix}{name}", f"fitment_cpu.kernels.{op}:{name}", all_of(has("cpu.native_isa", level), condition), speed,
+                     prepare=_PREPARE if op in ("linear", "embedding") else None,
+                     sources=(f"kernels/{op}.py", *_NATIVE, *_SOURCES.get(op, ("native/elementwise.inl",))))
+
+
+def _reference() -> Iterator[Kernel]:
+    """Core's reference ops; those on the cache through an adapter to this layout."""
+    for kernel in reference_kernels(PLATFORM, ALWAYS):
+        if kernel.op in ("write_kv", "paged_attention"):
+            yield Kernel(kernel.op, kernel.name, f"fitment_cpu.kernels.reference:{kernel.op}", _CACHES, Speed.REFERENCE,
+                         sources=("kernels/reference.py",), graph_safe=GraphSafety.NEVER)
+        elif kernel.op == "linear":
+            yield Kernel("linear", kernel.name, kernel.entry, equals("activations", "fp32"), Speed.REFERENCE, sources=kernel.sources,
+                         graph_safe=GraphSafety.NEVER)
+        else:
+            yield kernel
+
+
+@hookimpl
+def fitment_kv_layout() -> KVLayout:
+    """Each head's keys and values of a block lie together."""
+    return _LAYOUT
+
+
+@hookimpl
+def fitment_abilities() -> dict[str, Condition]:
+    """Launches of native kernels can be recorded and replayed."""
+    return {"graph_capture": has("cpu.native_isa", "generic")}
+
+
+@hookimpl
+def fitment_defaults() -> dict[str, tuple[str, ...]]:
+    """Layers pass fp32 on and multiply in bf16, whose error a small model does not notice."""
+    return {"dtype": ("fp32", "bf16"), "activations": ("bf16", "fp32"), "kv_dtype": ("bf16", "fp32")}
+
+
+@hookimpl
+def fitment_graph_capture() -> str:
+    """The capture class."""
+    return "fitment_cpu.graph:CpuGraphCapture"
