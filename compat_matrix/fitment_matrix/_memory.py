@@ -10,8 +10,9 @@ from fitment.facts import Kind, Value
 from fitment.hardware import Device, Hardware, KVLayout
 from fitment.kernels import Kernel, Speed
 from fitment.weights.specs import ITEMSIZE, GroupAffineSpec, WeightSpec
+
 from fitment_matrix._plan import MemoryEstimate
-from fitment_matrix._request import EMBEDDING, Request
+from fitment_matrix._request import EMBEDDING, FLAGS, Request
 
 USABLE = 0.9
 """The share of the memory that a plan may take; the rest is for the process and for what is not counted here."""
@@ -89,72 +90,103 @@ class Sizing:
     choices: tuple[str, ...] = ()
 
 
-def size(request: Request, context: int, is_open: bool, layout: KVLayout, kv_dtype: str, fixed: tuple[int, int],
-         usable: int | None) -> Sizing:
+def size(request: Request, layout: KVLayout, kv_dtype: str, fixed: tuple[int, int], usable: int | None) -> Sizing:
     """Fit the cache into memory.
 
     Args:
-        request: The request; its numbers are in range.
-        context: Tokens of the longest sequence.
-        is_open: Whether ``context`` may be shortened.
+        request: The request; its numbers are in range. A context that it leaves open is the model's own, or what memory holds.
         layout: The platform's.
         kv_dtype: The cache's element type.
         fixed: Bytes of weights and of work.
         usable: Bytes that may be taken; None when nobody knows, which is then not checked.
     """
-    model = request.model
-    block_bytes = model.num_layers * layout.block_bytes(model.num_kv_heads, model.head_size, ITEMSIZE[kv_dtype])
-    rope_bytes = layout.block_size * (model.rotary_size or model.head_size) * ITEMSIZE["fp32"]  # cosines and sines of a block's tokens
-    weights, work = fixed
-
-    def sizing(tokens: int, blocks: int, reason: Reason | None = None, *choices: str) -> Sizing:
-        table = -(-tokens // layout.block_size) * rope_bytes
-        return Sizing(tokens, blocks, MemoryEstimate(weights, blocks * block_bytes, work + table, usable), reason, choices)
-
-    one = -(-context // layout.block_size)
+    bill = _Bill(request, layout, kv_dtype, fixed, usable)
+    own = min(request.model.max_position, request.model.sliding_window or request.model.max_position)
+    context = request.max_model_len or own
+    one = bill.blocks(context)
     most = one * request.max_num_seqs
-    room = most if usable is None else max(0, usable - weights - work) // (block_bytes + rope_bytes)
-    if request.kv_memory_bytes is not None:
-        room = min(room, request.kv_memory_bytes // block_bytes)
-    choices = []
+    room = bill.room(most)
+    choices = [] if request.max_model_len else [f"max_model_len is {own}, the model's own"]
     if room < one:
-        shortest = -(-min(SHORTEST, context) // layout.block_size)
-        if not is_open or room < shortest:
-            wanted = shortest if is_open else one
-            tokens = min(context, wanted * layout.block_size)
-            tried = sizing(tokens, wanted)
-            return replace(tried, reason=_refusal(request, tried, tokens))
-        context, one = room * layout.block_size, room
-        choices.append(f"max_model_len is shortened from {request.longest()} to {context}, what memory holds of one sequence")
+        least = one if request.max_model_len else min(one, bill.blocks(SHORTEST))
+        if room < least:
+            return bill.refused(least, min(context, least * layout.block_size))
+        one, context = room, room * layout.block_size
+        choices = [f"max_model_len is shortened from {own} to {context}, what memory holds of one sequence"]
     if request.kv_memory_bytes is not None:
-        return sizing(context, request.kv_memory_bytes // block_bytes if room else 0, None, *choices)
-    blocks = min(most, room if usable is None else max(one, room // CACHE_SHARE))
-    share = "" if blocks == most else f", of {most * layout.block_size} that {request.max_num_seqs} full sequences would take"
-    choices.append(f"the cache holds {blocks * layout.block_size} tokens{share}")
-    return sizing(context, blocks, None, *choices)
+        blocks = request.kv_memory_bytes // bill.block_bytes
+        if usable is not None and bill.memory(blocks, context).total > usable:
+            return bill.refused(blocks, blocks * layout.block_size)
+    else:
+        blocks = most if usable is None else min(most, max(one, room // CACHE_SHARE))
+        held, full = blocks * layout.block_size, most * layout.block_size
+        asked = "" if held == full else f" of the {full} that {request.max_num_seqs} full sequences would take"
+        choices.append(f"the cache holds {held} tokens{asked}")
+    if usable is None:
+        choices.append("memory was not checked: how much of it this hardware has is not known")
+    return Sizing(context, blocks, bill.memory(blocks, context), None, tuple(choices))
 
 
-def _refusal(request: Request, tried: Sizing, tokens: int) -> Reason:
-    """Why the cache of one sequence does not fit: the operator's limit on it, or memory."""
-    memory = tried.memory
-    if request.kv_memory_bytes is not None and request.kv_memory_bytes < memory.cache:
-        return Reason("FIT-REQ-KV-MEMORY-BYTES", Kind.REQUEST, "kv_memory_bytes",
-                      f"{gib(memory.cache)} of cache for one sequence of {tokens} tokens", gib(request.kv_memory_bytes), "--kv-memory")
-    return memory_reason(memory, tokens)
+@dataclass(frozen=True)
+class _Bill:
+    """What a cache of so many blocks costs beside the weights and the work."""
 
+    request: Request
+    layout: KVLayout
+    kv_dtype: str
+    fixed: tuple[int, int]
+    usable: int | None
 
-def memory_reason(memory: MemoryEstimate, tokens: int) -> Reason:
-    """The sum that does not fit, spelled out."""
-    return Reason("FIT-REQ-MEMORY", Kind.REQUEST, "usable memory",
-                  f"weights {gib(memory.weights)} + {tokens} tokens of cache {gib(memory.cache)} + work {gib(memory.work)} "
-                  f"= {gib(memory.total)}", gib(memory.usable or 0), "--max-model-len, a smaller model or more memory")
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of all layers."""
+        model = self.request.model
+        return model.num_layers * self.layout.block_bytes(model.num_kv_heads, model.head_size, ITEMSIZE[self.kv_dtype])
+
+    @property
+    def rope_bytes(self) -> int:
+        """Bytes of the cosines and sines (fp32) of one block's positions."""
+        model = self.request.model
+        return self.layout.block_size * (model.rotary_size or model.head_size) * ITEMSIZE["fp32"]
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks that hold so many tokens of one sequence."""
+        return -(-tokens // self.layout.block_size)
+
+    def room(self, most: int) -> int:
+        """Blocks that one sequence can have, of ``most`` that could be used."""
+        limit = self.request.kv_memory_bytes
+        held = most if limit is None else limit // self.block_bytes
+        if self.usable is None:
+            return held
+        return min(held, max(0, self.usable - sum(self.fixed)) // (self.block_bytes + self.rope_bytes))
+
+    def memory(self, blocks: int, context: int) -> MemoryEstimate:
+        """The estimate for a cache of ``blocks`` and sequences of up to ``context`` tokens."""
+        weights, work = self.fixed
+        return MemoryEstimate(weights, blocks * self.block_bytes, work + self.blocks(context) * self.rope_bytes, self.usable)
+
+    def refused(self, blocks: int, tokens: int) -> Sizing:
+        """Why a cache of ``blocks`` (of ``tokens``) cannot be: the operator's limit on it, or memory."""
+        memory, limit = self.memory(blocks, tokens), self.request.kv_memory_bytes
+        if limit is not None and limit < memory.cache:
+            reason = Reason("FIT-REQ-KV-MEMORY-BYTES", Kind.REQUEST, "kv_memory_bytes",
+                            f"{gib(memory.cache)} of cache for one sequence of {tokens} tokens", gib(limit),
+                            FLAGS["kv_memory_bytes"])
+        else:
+            total = f"weights {gib(memory.weights)} + {tokens} tokens of cache {gib(memory.cache)} + work {gib(memory.work)}"
+            reason = Reason("FIT-REQ-MEMORY", Kind.REQUEST, "usable memory", f"{total} = {gib(memory.total)}",
+                            gib(memory.usable or 0), f"{FLAGS['max_model_len']}, a smaller model or more memory")
+        return Sizing(tokens, blocks, memory, reason)
 
 
 def gib(number: Value) -> str:
-    """Bytes in the largest unit that leaves at least one, to three digits: ``14.2 GiB``."""
+    """Bytes in the largest unit of which there is at least one: ``14.2 GiB``."""
     amount = float(number)  # type: ignore[arg-type]
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
+    if amount < 1024:
+        return f"{amount:.0f} bytes"
+    for unit in ("KiB", "MiB", "GiB"):
+        amount /= 1024
         if amount < 1024 or unit == "GiB":
             break
-        amount /= 1024
-    return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
+    return f"{amount:.1f} {unit}"

@@ -13,6 +13,7 @@ from fitment.kernels import Kernel, Selection, Verdict
 from fitment.ops import Need
 from fitment.plugins import Platform
 from fitment.weights.specs import WeightSpec
+
 from fitment_matrix._request import Request
 
 
@@ -33,9 +34,10 @@ class Binding:
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dict with the trace."""
         kernel = self.kernel
-        return {"op": self.op, "label": self.need.label, "kernel": kernel.name, "speed": kernel.speed.name.lower(), "entry": kernel.entry,
-                "prepare": kernel.prepare, "graph_safe": kernel.graph_safe.value, "facts": self.need.facts.to_json(),
-                "passed_by": [verdict_json(v) for v in self.selection.trace if v.kernel is not kernel]}
+        return {"op": self.op, "label": self.need.label, "kernel": kernel.name, "speed": kernel.speed.name.lower(),
+                "entry": kernel.entry, "prepare": kernel.prepare, "graph_safe": kernel.graph_safe.value,
+                "facts": self.need.facts.to_json(),
+                "passed_by": [verdict_json(verdict) for verdict in self.selection.trace if verdict.kernel is not kernel]}
 
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fitment.description import ModelDescription
 from fitment.formats.base import Checkpoint, TensorInfo
-from fitment.weights.specs import DenseSpec, WeightSpec
+from fitment.weights.specs import WeightSpec
 
 EMBEDDING = "model.embed_tokens.weight"
 """The tensor that the op ``embedding`` reads; with tied embeddings it is the output layer's weight as well."""
@@ -28,6 +28,10 @@ FLAGS: Mapping[str, str] = {
     "kernels": "--kernel",
 }
 """What each option is called on the command line."""
+
+DEFAULTS: Mapping[str, int | None] = {"max_model_len": None, "max_num_seqs": 64, "max_batch_tokens": 2048,
+                                      "kv_memory_bytes": None}
+"""The options that are numbers, and what they are where the operator says nothing; None is left to the gate."""
 
 
 @dataclass(frozen=True)
@@ -70,18 +74,17 @@ class Request:
             given["features"] = tuple(dict.fromkeys(given["features"]))
         return cls(checkpoint.model, checkpoint.tensors, checkpoint.format, **given)
 
-    def linear_specs(self) -> tuple[WeightSpec, ...]:
-        """What the weights of linear layers are, each spec once, in the order of the file."""
-        return tuple(dict.fromkeys(info.spec for info in self.tensors.values() if info.spec is not None and self.is_linear(info)))
+    def linear_specs(self) -> dict[WeightSpec, str]:
+        """What the weights of linear layers are, each once with the format's word for it, in the order of the file."""
+        return {info.spec: info.encoding for info in self.tensors.values() if info.spec is not None and self.is_linear(info)}
 
     def is_linear(self, info: TensorInfo) -> bool:
         """Whether a linear layer multiplies with this tensor: every matrix but an embedding table that is not tied."""
         return len(info.shape) == 2 and (self.model.tie_embeddings or info.name != EMBEDDING)
 
-    def embedding_spec(self) -> WeightSpec | None:
-        """What the embedding table is; None when the checkpoint has none or its encoding is not served."""
-        info = self.tensors.get(EMBEDDING)
-        return info.spec if info else None
+    def embedding_table(self) -> TensorInfo | None:
+        """The tensor of the embedding table, where the checkpoint has one."""
+        return self.tensors.get(EMBEDDING)
 
     def unserved(self) -> dict[str, list[str]]:
         """Names of the tensors that the format does not read, by encoding."""
@@ -107,8 +110,3 @@ class Request:
         options = {name: getattr(self, name) for name in FLAGS if name not in ("features", "kernels")}
         return {"model": self.model.name, "architecture": self.model.architecture, "format": self.format, "encodings": encodings,
                 **options, "features": list(self.features), "kernels": dict(self.kernels)}
-
-
-def is_dense(spec: WeightSpec) -> bool:
-    """Whether a weight's elements are values rather than codes."""
-    return isinstance(spec, DenseSpec)

@@ -1,25 +1,9 @@
 // rms_norm, rotary, silu_mul and write_kv: what a row gives depends on that row alone.
 
+namespace elementwise {
+
 // Elements below which a second thread costs more than it saves.
 constexpr int64_t elementwise_grain = 8192;
-
-// Calls f(offset, n) for each whole vector of a row (n is `lanes`), then for what is left of it.
-template <class Function>
-FITMENT_INLINE void for_vectors(int64_t count, Function f) {
-    int64_t i = 0;
-    for (; i + lanes <= count; i += lanes) f(i, lanes);
-    if (i < count) f(i, int(count - i));
-}
-
-template <class T>
-FITMENT_INLINE F32 load_n(const T* p, int n) {
-    return n == lanes ? load(p) : load_part(p, n);
-}
-
-template <class T>
-FITMENT_INLINE void store_n(T* p, int n, F32 x) {
-    n == lanes ? store(p, x) : store_part(p, n, x);
-}
 
 // ---- rms_norm ----------------------------------------------------------------------------------------------------------------
 
@@ -151,7 +135,9 @@ inline void write_kv_rows(const void* args, int part, int parts) {
     });
 }
 
-constexpr fitment::Kernel rms_norm_kernel{{&rms_norm_rows, nullptr, nullptr}};
-constexpr fitment::Kernel rotary_kernel{{&rotary_rows, nullptr, nullptr}};
-constexpr fitment::Kernel silu_mul_kernel{{&silu_mul_segments, nullptr, nullptr}};
-constexpr fitment::Kernel write_kv_kernel{{&write_kv_rows, nullptr, nullptr}};
+}  // namespace elementwise
+
+constexpr fitment::Kernel rms_norm_kernel{{&elementwise::rms_norm_rows, nullptr, nullptr}};
+constexpr fitment::Kernel rotary_kernel{{&elementwise::rotary_rows, nullptr, nullptr}};
+constexpr fitment::Kernel silu_mul_kernel{{&elementwise::silu_mul_segments, nullptr, nullptr}};
+constexpr fitment::Kernel write_kv_kernel{{&elementwise::write_kv_rows, nullptr, nullptr}};

@@ -20,26 +20,26 @@ constexpr int attention_cut_queries = 8;
 constexpr int64_t attention_scratch_limit = int64_t(64) << 20;
 
 // A row's floats in scratch and on the stack: the head size, rounded up to any vector.
-constexpr int attention_padded(int head_size) { return (head_size + 15) / 16 * 16; }
+static inline constexpr int attention_padded(int head_size) { return (head_size + 15) / 16 * 16; }
 
-constexpr int attention_block_rows(int head_size) {
+static inline constexpr int attention_block_rows(int head_size) {
     int rows = attention_row_floats / attention_padded(head_size);
     return rows < attention_rows ? rows : attention_rows;
 }
 
 // Floats that one chunk of one block of rows leaves behind: each row's maximum, sum and weighted values.
-constexpr int64_t attention_chunk_floats(int head_size) {
+static inline constexpr int64_t attention_chunk_floats(int head_size) {
     return int64_t(attention_block_rows(head_size)) * (attention_padded(head_size) + 2);
 }
 
 // Floats for the chunks of one block of rows.
-constexpr int64_t attention_cut_floats(const PagedAttention& a) {
+static inline constexpr int64_t attention_cut_floats(const PagedAttention& a) {
     int64_t chunks = (int64_t(a.max_blocks) * a.block_size + attention_chunk - 1) / attention_chunk;
     return chunks * attention_chunk_floats(a.head_size);
 }
 
 // Blocks of rows that may be cut: threads work on consecutive stretches of the work, so each boundary cuts one at most.
-constexpr int64_t attention_cuts(const PagedAttention& a, int threads) {
+static inline constexpr int64_t attention_cuts(const PagedAttention& a, int threads) {
     int64_t rows = attention_block_rows(a.head_size);
     int64_t group = a.num_heads / a.num_kv_heads;
     int64_t blocks = (attention_cut_queries * group + rows - 1) / rows * a.num_kv_heads * a.num_seqs;
@@ -49,7 +49,7 @@ constexpr int64_t attention_cuts(const PagedAttention& a, int threads) {
 }
 
 // Bytes of PagedAttention::scratch for `threads` threads or fewer; 64-byte aligned memory is best. It never depends on seq_lens.
-inline int64_t paged_attention_scratch_bytes(const PagedAttention& a, int threads) {
+static inline int64_t paged_attention_scratch_bytes(const PagedAttention& a, int threads) {
     return 4 * attention_cuts(a, threads) * attention_cut_floats(a);
 }
 

@@ -8,6 +8,9 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "args.h"
+#include "scratch.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)

@@ -179,6 +179,24 @@ FITMENT_INLINE void store_part(T* p, int n, F32 x) {
     __builtin_memcpy(p, rounded, sizeof(T) * n);
 }
 
+// Calls f(offset, n) for each whole vector of a row (n is `lanes`), then for what is left of it.
+template <class Function>
+FITMENT_INLINE void for_vectors(int64_t count, Function f) {
+    int64_t i = 0;
+    for (; i + lanes <= count; i += lanes) f(i, lanes);
+    if (i < count) f(i, int(count - i));
+}
+
+template <class T>
+FITMENT_INLINE F32 load_n(const T* p, int n) {
+    return n == lanes ? load(p) : load_part(p, n);
+}
+
+template <class T>
+FITMENT_INLINE void store_n(T* p, int n, F32 x) {
+    n == lanes ? store(p, x) : store_part(p, n, x);
+}
+
 // ---- Across lanes --------------------------------------------------------------------------------------------------------------
 
 // One step of summing `lanes` vectors at once. combine<1>, <2>, … over neighbours in turn leaves the sum of vector i in lane i;
