@@ -9,7 +9,6 @@ from fitment.conditions import Reason, reason_code
 from fitment.facts import Kind
 from fitment.features import FEATURES, Feature, conflicts
 from fitment.formats import formats
-from fitment.hookspecs import EngineInfo
 from fitment.weights.specs import DENSE_DTYPES, ITEMSIZE
 
 from fitment_matrix._request import DEFAULTS, FLAGS, OPEN, Request
@@ -22,9 +21,9 @@ def _asked(key: str, wanted: str, found: object, remedy: str | None = None) -> R
     return Reason(reason_code(Kind.REQUEST, key), Kind.REQUEST, key, wanted, str(found), remedy)
 
 
-def model_reasons(request: Request, engine: EngineInfo | None) -> Iterator[Reason]:
+def model_reasons(request: Request, site: Site) -> Iterator[Reason]:
     """What of the model the engine does not have, nobody describes, or the format does not read."""
-    model = request.model
+    model, engine = request.model, site.engine
     if engine is not None:
         other = f"an engine that has it; this is {engine.name} {engine.version}"
         if model.architecture not in engine.architectures:
@@ -34,7 +33,7 @@ def model_reasons(request: Request, engine: EngineInfo | None) -> Iterator[Reaso
             yield _asked("rope_scaling", f"rope_scaling in {known}", model.rope_scaling.kind, other)
     for item in model.unserved:
         yield _asked("model", f"a model without {item}", "with it", "a model that does not ask for it")
-    for encoding, names in request.unserved().items():
+    for encoding, names in site.inventory(request).unserved.items():
         fmt = formats().get(request.format)
         known = f"tensors in {' '.join(fmt.specs)}" if fmt else "tensors that its format reads"
         found = f"{encoding} in {len(names)} of them, first {names[0]}"

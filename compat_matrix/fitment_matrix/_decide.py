@@ -23,6 +23,7 @@ from fitment_matrix._checks import (
     number_reasons,
     pinned,
 )
+from fitment_matrix._inventory import Inventory
 from fitment_matrix._memory import Sizing, size, usable_bytes, weight_bytes, work_bytes
 from fitment_matrix._needs import UNCAPTURED, Choice, needs
 from fitment_matrix._plan import Binding, Plan
@@ -72,11 +73,10 @@ class _Trial:
     def against(self) -> int:
         return len({reason for _, selection in self.selections for reason in selection.reasons})
 
-    def kernels(self, request: Request) -> dict[tuple[str, WeightSpec | None], Kernel]:
+    def kernels(self, inventory: Inventory) -> dict[tuple[str, WeightSpec | None], Kernel]:
         """The chosen kernels of the ops that take weights, by op and weight."""
-        table = request.embedding_table()
-        specs = [*request.linear_specs(), *((table.spec,) if table and table.spec else ())]
-        return {(need.op, spec): selection.chosen for need, selection in self.selections for spec in specs
+        return {(need.op, spec): selection.chosen for need, selection in self.selections
+                for spec in inventory.weights.get(need.op, ())
                 if selection.chosen is not None and spec.facts().items() <= need.facts.items()}
 
     def uncapturable(self) -> list[Kernel]:
@@ -88,7 +88,7 @@ class _Trial:
 def decide(request: Request, site: Site) -> Plan | Refusal:
     """A plan, or every reason against the request."""
     refusal = Refusal()
-    refusal.add((*model_reasons(request, site.engine), *number_reasons(request)))
+    refusal.add((*model_reasons(request, site), *number_reasons(request)))
     values, contradictions = pinned(request)
     for subject, reason in (*feature_reasons(request, site), *contradictions):
         refusal.add((reason,), subject)
@@ -119,7 +119,7 @@ def _choose(request: Request, values: Mapping[str, str], site: Site) -> tuple[_T
     trials = []
     for combination in product(*(orders[name] for name in OPEN)):
         choice = Choice(*combination)
-        found = needs(request, choice, site.platform.kv_layout.block_size)
+        found = needs(request, site.inventory(request), choice, site.platform.kv_layout.block_size)
         trials.append(_Trial(choice, tuple((need, site.serve(need, request.kernels.get(need.op))) for need in found)))
     served = [trial for trial in trials if trial.is_served]
     if not served:
@@ -146,7 +146,8 @@ def _capture_reasons(request: Request, trial: _Trial) -> Iterator[Reason]:
     """Why graphs that were asked for cannot be captured, where it is the kernels' doing."""
     names = list(dict.fromkeys(kernel.name for kernel in trial.uncapturable()))
     if names and any(GRAPHS in feature.abilities for feature in known_features(request)):
-        yield Reason("FIT-BUILD-GRAPH-SAFE", Kind.BUILD, "graph_safe", "kernels that a graph can hold", f"never for {listed(names)}")
+        yield Reason("FIT-BUILD-GRAPH-SAFE", Kind.BUILD, "graph_safe", "kernels that a graph can hold",
+                     f"never for {listed(names)}")
 
 
 def _graph_sizes(request: Request, trial: _Trial, site: Site) -> tuple[int, ...]:
@@ -159,8 +160,9 @@ def _graph_sizes(request: Request, trial: _Trial, site: Site) -> tuple[int, ...]
 
 
 def _sized(request: Request, trial: _Trial, site: Site) -> Sizing:
-    kernels = trial.kernels(request)
-    fixed = (weight_bytes(request, kernels), work_bytes(request, trial.choice.dtype, kernels))
+    inventory = site.inventory(request)
+    kernels = trial.kernels(inventory)
+    fixed = (weight_bytes(inventory, kernels), work_bytes(request, inventory, trial.choice.dtype, kernels))
     return size(request, site.platform.kv_layout, trial.choice.kv_dtype, fixed, usable_bytes(site.where))
 
 

@@ -11,8 +11,9 @@ from fitment.hardware import Device, Hardware, KVLayout
 from fitment.kernels import Kernel, Speed
 from fitment.weights.specs import ITEMSIZE, GroupAffineSpec, WeightSpec
 
+from fitment_matrix._inventory import Group, Inventory
 from fitment_matrix._plan import MemoryEstimate
-from fitment_matrix._request import EMBEDDING, FLAGS, Request
+from fitment_matrix._request import FLAGS, Request
 
 USABLE = 0.9
 """The share of the memory that a plan may take; the rest is for the process and for what is not counted here."""
@@ -23,8 +24,8 @@ CACHE_SHARE = 4
 SHORTEST = 256
 """A context that was left open is not shortened below this."""
 
-UNPACKED_BYTES = {"dense": 4, "group_affine": 24}
-"""Bytes an element that a reference kernel takes while it dequantizes: fp32, or codes, product and sum in float64."""
+CODED_BYTES = 24
+"""Bytes an element that a reference kernel takes to dequantize codes: codes, product and sum, each in float64."""
 
 Chosen = Mapping[tuple[str, WeightSpec | None], Kernel]
 """The chosen kernels by op and weight."""
@@ -37,22 +38,21 @@ def usable_bytes(where: Device | Hardware) -> int | None:
     return int(found * USABLE) if isinstance(found, (int, float)) else None
 
 
-def weight_bytes(request: Request, kernels: Chosen) -> int:
+def weight_bytes(inventory: Inventory, kernels: Chosen) -> int:
     """Bytes of all weights as the chosen kernels keep them; vectors are fp32."""
-    total = 0
-    for info in request.tensors.values():
-        if info.spec is None:
-            total += info.nbytes
-        elif len(info.shape) < 2:
-            total += ITEMSIZE["fp32"] * _elements(info.shape)
-        else:
-            shape = (info.shape[0], _elements(info.shape[1:]))
-            ops = ("embedding", "linear") if info.name == EMBEDDING and request.model.tie_embeddings else (
-                ("embedding",) if info.name == EMBEDDING else ("linear",))
-            used = [kernels[op, info.spec] for op in ops if (op, info.spec) in kernels]
-            kept = {kernel.prepare or "": kernel for kernel in used}  # a tied table is packed once for each way to pack it
-            total += sum(_kept_spec(info.spec, kernel).nbytes(*shape) for kernel in kept.values()) or info.spec.nbytes(*shape)
-    return total
+    return sum(count * _kept_bytes(group, kernels) for group, count in inventory.groups.items())
+
+
+def _kept_bytes(group: Group, kernels: Chosen) -> int:
+    """Bytes of one tensor; a tied table that two kernels pack in two ways is kept twice."""
+    if group.spec is None:
+        return group.nbytes
+    if not group.ops:
+        return group.elements * ITEMSIZE["fp32"]
+    rows, cols = group.shape[0], group.elements // max(1, group.shape[0])
+    used = [kernels[op, group.spec] for op in group.ops if (op, group.spec) in kernels]
+    packs = {kernel.prepare: kernel for kernel in used}.values()
+    return sum(_kept_spec(group.spec, kernel).nbytes(rows, cols) for kernel in packs) or group.spec.nbytes(rows, cols)
 
 
 def _kept_spec(spec: WeightSpec, kernel: Kernel) -> WeightSpec:
@@ -60,23 +60,22 @@ def _kept_spec(spec: WeightSpec, kernel: Kernel) -> WeightSpec:
     return replace(spec, bits=8) if isinstance(spec, GroupAffineSpec) and kernel.prepare is None else spec
 
 
-def _elements(shape: tuple[int, ...]) -> int:
-    number = 1
-    for size in shape:
-        number *= size
-    return number
-
-
-def work_bytes(request: Request, dtype: str, kernels: Chosen) -> int:
+def work_bytes(request: Request, inventory: Inventory, dtype: str, kernels: Chosen) -> int:
     """Bytes of buffers that do not grow with the context: activations of a step, logits, what reference kernels unpack."""
     model = request.model
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_size  # queries, keys, values; the attention's result
     widths = 2 * model.hidden_size + heads + 3 * model.intermediate_size
-    unpacked = [UNPACKED_BYTES[str(info.spec.facts()["weight.family"])] * _elements(info.shape)
-                for info in request.tensors.values() if info.spec is not None and request.is_linear(info)
-                and (kernel := kernels.get(("linear", info.spec))) is not None and kernel.speed is Speed.REFERENCE]
+    unpacked = [_unpacked_bytes(group, kernels) for group in inventory.groups if "linear" in group.ops and group.spec]
     return (request.max_batch_tokens * widths * ITEMSIZE[dtype] + request.max_num_seqs * model.vocab_size * ITEMSIZE["fp32"]
             + max(unpacked, default=0))
+
+
+def _unpacked_bytes(group: Group, kernels: Chosen) -> int:
+    """Bytes that a linear kernel takes to dequantize a weight: none, but for reference kernels."""
+    kernel = kernels.get(("linear", group.spec))
+    if kernel is None or kernel.speed is not Speed.REFERENCE:
+        return 0
+    return group.elements * (CODED_BYTES if isinstance(group.spec, GroupAffineSpec) else ITEMSIZE["fp32"])
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,6 @@ from typing import Any
 
 from fitment.description import ModelDescription
 from fitment.formats.base import Checkpoint, TensorInfo
-from fitment.weights.specs import WeightSpec
-
-EMBEDDING = "model.embed_tokens.weight"
-"""The tensor that the op ``embedding`` reads; with tied embeddings it is the output layer's weight as well."""
 
 OPEN = ("dtype", "activations", "kv_dtype")
 """Options of kernels' conditions that the gate chooses where the operator leaves them open."""
@@ -73,26 +69,6 @@ class Request:
         if "features" in given:
             given["features"] = tuple(dict.fromkeys(given["features"]))
         return cls(checkpoint.model, checkpoint.tensors, checkpoint.format, **given)
-
-    def linear_specs(self) -> dict[WeightSpec, str]:
-        """What the weights of linear layers are, each once with the format's word for it, in the order of the file."""
-        return {info.spec: info.encoding for info in self.tensors.values() if info.spec is not None and self.is_linear(info)}
-
-    def is_linear(self, info: TensorInfo) -> bool:
-        """Whether a linear layer multiplies with this tensor: every matrix but an embedding table that is not tied."""
-        return len(info.shape) == 2 and (self.model.tie_embeddings or info.name != EMBEDDING)
-
-    def embedding_table(self) -> TensorInfo | None:
-        """The tensor of the embedding table, where the checkpoint has one."""
-        return self.tensors.get(EMBEDDING)
-
-    def unserved(self) -> dict[str, list[str]]:
-        """Names of the tensors that the format does not read, by encoding."""
-        found: dict[str, list[str]] = {}
-        for info in self.tensors.values():
-            if info.spec is None:
-                found.setdefault(info.encoding, []).append(info.name)
-        return found
 
     def longest(self) -> int:
         """Tokens that the model can see, with its rotary scaling: the greater of what it states and of original × factor."""

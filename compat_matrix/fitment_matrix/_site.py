@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fitment.conditions import Reason
 from fitment.errors import FitmentError
 from fitment.facts import Facts, Kind
 from fitment.features import ABILITIES
+from fitment.formats.base import TensorInfo
 from fitment.hardware import Device, Hardware
 from fitment.hookspecs import EngineInfo
 from fitment.kernels import Selection, Verdict, select
 from fitment.ops import Need
 from fitment.plugins import DEFAULT_ORDERS, Platform, Registry
 
-from fitment_matrix._request import OPEN
+from fitment_matrix._inventory import Inventory
+from fitment_matrix._request import OPEN, Request
 
 
 class Site:
@@ -26,12 +30,20 @@ class Site:
         self.registry = registry
         self.engine = engine
         self.platform: Platform = registry.platforms[where.platform]
+        self._inventories: dict[tuple[int, bool], tuple[Mapping[str, TensorInfo], Inventory]] = {}
         self._known: dict[tuple[str, Facts, str | None], Selection] = {}
 
     @property
     def name(self) -> str:
         """The device's id or the profile's name."""
         return name_of(self.where)
+
+    def inventory(self, request: Request) -> Inventory:
+        """The request's tensors by use; counted once for all requests over the same ones."""
+        key = (id(request.tensors), request.model.tie_embeddings)
+        if key not in self._inventories:  # with the mapping itself, so that its id stays its own
+            self._inventories[key] = (request.tensors, Inventory(request.tensors, request.model.tie_embeddings))
+        return self._inventories[key][1]
 
     def serve(self, need: Need, wanted: str | None = None) -> Selection:
         """The kernel for one need, with its trace.

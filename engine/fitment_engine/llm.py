@@ -56,7 +56,7 @@ class LLM:
 
     def _start(self, checkpoint: Checkpoint, plan: Plan, chat_template: str | None, progress: Progress | None) -> None:
         self.plan = plan
-        self.tokenizer: Tokenizer = tokenizer_for(checkpoint.tokenizer)
+        self.tokenizer: Tokenizer = tokenizer_for(checkpoint.tokenizer, checkpoint.model.eos_token_ids)
         self._template = ChatTemplate.for_tokenizer(self.tokenizer, chat_template)
         self._engine = Engine(Runner(plan, checkpoint, progress), self.tokenizer)
         self._ids = count()
