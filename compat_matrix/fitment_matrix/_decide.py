@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from typing import Any
 
 from fitment.conditions import Reason
 from fitment.facts import Facts, Kind
 from fitment.hardware import Device
-from fitment.kernels import GraphSafety, Kernel, Selection
+from fitment.kernels import Kernel
 from fitment.ops import Need
 from fitment.weights.specs import WeightSpec
 
@@ -25,10 +24,11 @@ from fitment_matrix._checks import (
 )
 from fitment_matrix._inventory import Inventory
 from fitment_matrix._memory import Sizing, size, usable_bytes, weight_bytes, work_bytes
-from fitment_matrix._needs import UNCAPTURED, Choice, needs
+from fitment_matrix._needs import needs
 from fitment_matrix._plan import Binding, Plan
 from fitment_matrix._request import DEFAULTS, OPEN, Request
 from fitment_matrix._site import Site
+from fitment_matrix._trials import Trial, best_trial
 
 GRAPHS = "graph_capture"
 GRAPH_STEP = 8
@@ -51,38 +51,6 @@ class Refusal:
         for reason in reasons:
             known = self.subjects.get(reason, ())
             self.subjects[reason] = known if not subject or subject in known else (*known, subject)
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """One combination of the open options and the kernels that it gets."""
-
-    choice: Choice
-    selections: tuple[tuple[Need, Selection], ...]
-
-    @property
-    def is_served(self) -> bool:
-        return all(selection.chosen is not None for _, selection in self.selections)
-
-    @property
-    def speeds(self) -> list[int]:
-        """The chosen kernels' speeds, slowest first: of two trials the slowest kernel decides, then the next."""
-        return sorted(selection.chosen.speed if selection.chosen else -1 for _, selection in self.selections)
-
-    @property
-    def against(self) -> int:
-        return len({reason for _, selection in self.selections for reason in selection.reasons})
-
-    def kernels(self, inventory: Inventory) -> dict[tuple[str, WeightSpec | None], Kernel]:
-        """The chosen kernels of the ops that take weights, by op and weight."""
-        return {(need.op, spec): selection.chosen for need, selection in self.selections
-                for spec in inventory.weights.get(need.op, ())
-                if selection.chosen is not None and spec.facts().items() <= need.facts.items()}
-
-    def uncapturable(self) -> list[Kernel]:
-        """The kernels of a step that no graph can hold."""
-        return [selection.chosen for need, selection in self.selections
-                if need.op not in UNCAPTURED and selection.chosen and selection.chosen.graph_safe is GraphSafety.NEVER]
 
 
 def decide(request: Request, site: Site) -> Plan | Refusal:
@@ -113,19 +81,11 @@ def _sound(request: Request) -> Request:
     return replace(request, **changes)
 
 
-def _choose(request: Request, values: Mapping[str, str], site: Site) -> tuple[_Trial, list[str]]:
-    """The first combination of what is open whose slowest kernels are as fast as any combination's, else the nearest to one."""
+def _choose(request: Request, values: Mapping[str, str], site: Site) -> tuple[Trial, list[str]]:
+    """The best combination of what is open, and a sentence for each option that was chosen."""
     orders = {name: (values[name],) if name in values else order for name, order in site.orders().items()}
-    trials = []
-    for combination in product(*(orders[name] for name in OPEN)):
-        choice = Choice(*combination)
-        found = needs(request, site.inventory(request), choice, site.platform.kv_layout.block_size)
-        trials.append(_Trial(choice, tuple((need, site.serve(need, request.kernels.get(need.op))) for need in found)))
-    served = [trial for trial in trials if trial.is_served]
-    if not served:
-        return min(trials, key=lambda trial: trial.against), []
-    fastest = max(trial.speeds for trial in served)
-    best = next(trial for trial in served if trial.speeds == fastest)
+    inventory, block_size = site.inventory(request), site.platform.kv_layout.block_size
+    best = best_trial(site, orders, lambda choice: needs(request, inventory, choice, block_size), request.kernels)
     return best, [_choice_sentence(name, getattr(best.choice, name), orders[name]) for name in OPEN if name not in values]
 
 
@@ -136,21 +96,25 @@ def _choice_sentence(name: str, value: str, order: tuple[str, ...]) -> str:
     return f"{name} is {value}; with {' or '.join(passed)}, which the platform would prefer, kernels are missing or slower"
 
 
-def _within(need: Need, trial: _Trial) -> Need:
+def _within(need: Need, trial: Trial) -> Need:
     """A feature's need in the call that the trial makes of the same op."""
     own = next((known.facts for known, _ in trial.selections if known.op == need.op), Facts())
     return Need(need.op, own | need.facts, need.label)
 
 
-def _capture_reasons(request: Request, trial: _Trial) -> Iterator[Reason]:
+def _capture_reasons(request: Request, trial: Trial) -> tuple[Reason, ...]:
     """Why graphs that were asked for cannot be captured, where it is the kernels' doing."""
+    return capture_reasons(trial) if any(GRAPHS in feature.abilities for feature in known_features(request)) else ()
+
+
+def capture_reasons(trial: Trial) -> tuple[Reason, ...]:
+    """Why a step of these kernels cannot be captured; empty when it can."""
     names = list(dict.fromkeys(kernel.name for kernel in trial.uncapturable()))
-    if names and any(GRAPHS in feature.abilities for feature in known_features(request)):
-        yield Reason("FIT-BUILD-GRAPH-SAFE", Kind.BUILD, "graph_safe", "kernels that a graph can hold",
-                     f"never for {listed(names)}")
+    return (Reason("FIT-BUILD-GRAPH-SAFE", Kind.BUILD, "graph_safe", "kernels that a graph can hold",
+                   f"never for {listed(names)}"),) if names else ()
 
 
-def _graph_sizes(request: Request, trial: _Trial, site: Site) -> tuple[int, ...]:
+def _graph_sizes(request: Request, trial: Trial, site: Site) -> tuple[int, ...]:
     """The batch sizes to capture, or none where the platform, the engine or a kernel cannot."""
     if site.lacks(GRAPHS) or trial.uncapturable() or (site.engine is not None and GRAPHS not in site.engine.features):
         return ()
@@ -159,14 +123,21 @@ def _graph_sizes(request: Request, trial: _Trial, site: Site) -> tuple[int, ...]
     return tuple(sorted(size for size in sizes if size <= most))
 
 
-def _sized(request: Request, trial: _Trial, site: Site) -> Sizing:
+def _sized(request: Request, trial: Trial, site: Site) -> Sizing:
     inventory = site.inventory(request)
-    kernels = trial.kernels(inventory)
+    kernels = _by_weight(trial, inventory)
     fixed = (weight_bytes(inventory, kernels), work_bytes(request, inventory, trial.choice.dtype, kernels))
     return size(request, site.platform.kv_layout, trial.choice.kv_dtype, fixed, usable_bytes(site.where))
 
 
-def _plan(request: Request, trial: _Trial, sized: Sizing, choices: list[str], site: Site) -> Plan:
+def _by_weight(trial: Trial, inventory: Inventory) -> dict[tuple[str, WeightSpec | None], Kernel]:
+    """The chosen kernels of the ops that take weights, by op and weight."""
+    return {(need.op, spec): selection.chosen for need, selection in trial.selections
+            for spec in inventory.weights.get(need.op, ())
+            if selection.chosen is not None and spec.facts().items() <= need.facts.items()}
+
+
+def _plan(request: Request, trial: Trial, sized: Sizing, choices: list[str], site: Site) -> Plan:
     sizes = _graph_sizes(request, trial, site)
     if sizes:
         choices.append(f"decode steps of up to {sizes[-1]} sequences are captured as graphs")

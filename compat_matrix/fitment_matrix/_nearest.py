@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fitment.hardware import Device, Hardware
-from fitment.kernels import Speed
 
 from fitment_matrix._checks import is_positive
 from fitment_matrix._decide import Refusal, decide
 from fitment_matrix._plan import Plan
 from fitment_matrix._request import DEFAULTS, FLAGS, OPEN, Request
-from fitment_matrix._site import Site
+from fitment_matrix._site import Site, name_of
 
 MOST = 3
 SMALLEST = {"max_num_seqs": 1, "max_batch_tokens": 256}
@@ -34,6 +33,11 @@ class Nearest:
     sentence: str
     request: Request
     where: Device | Hardware
+
+    @property
+    def place(self) -> str:
+        """The device's id or the profile's name."""
+        return name_of(self.where)
 
 
 @dataclass(frozen=True)
@@ -121,11 +125,11 @@ def _said(request: Request, plan: Plan, site: Site) -> Nearest | None:
         changes["kv_memory_bytes"] = -(-one // _MIB) * _MIB
     changed = _raised(request, replace(changed, **changes), site)
     admitted = _admitted(changed, site)
-    return Nearest(options_text(request, changed), _sentence(admitted), changed, site.where) if admitted else None
+    return Nearest(options_text(request, changed), admitted.summary(), changed, site.where) if admitted else None
 
 
 def _raised(request: Request, changed: Request, site: Site) -> Request:
-    """``changed`` with the numbers that were lowered to the least raised again: half of what was asked, half of that, and so on."""
+    """``changed`` with numbers that were lowered to the least raised again: half of what was asked, half of that, and so on."""
     for name, smallest in SMALLEST.items():
         value = getattr(request, name)
         if not is_positive(value) or getattr(changed, name) == value:
@@ -149,13 +153,6 @@ def options_text(asked: Request, changed: Request) -> str:
     parts += [f"without {FLAGS['kernels']} {shlex.quote(f'{op}={name}')}" for op, name in asked.kernels.items()
               if op not in changed.kernels]
     return " ".join(parts)
-
-
-def _sentence(plan: Plan) -> str:
-    """What one gets: the slowest linear layer's speed, the context, the cache, graphs."""
-    speed = min((binding.kernel.speed for binding in plan.bindings if binding.op == "linear"), default=Speed.REFERENCE)
-    graphs = "graphs" if plan.graph_batch_sizes else "no graphs"
-    return f"{plan.request.format} {speed.name.lower()}, {plan.max_model_len} tokens, {plan.kv_dtype} cache, {graphs}"
 
 
 def _elsewhere(request: Request, site: Site) -> list[Nearest]:

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from fitment.facts import Facts
 from fitment.ops import Need
 
 from fitment_matrix._inventory import Inventory
 from fitment_matrix._request import Request
-
-UNCAPTURED = frozenset(("sample",))
-"""Ops outside the step that a graph captures."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Values of the options in ``OPEN``, in that order, as asked or as tried."""
-
-    dtype: str
-    activations: str
-    kv_dtype: str
+from fitment_matrix._trials import Choice
 
 
 def needs(request: Request, inventory: Inventory, choice: Choice, block_size: int) -> Iterator[Need]:

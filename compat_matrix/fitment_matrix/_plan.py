@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fitment.hardware import Device, Hardware, KVLayout
-from fitment.kernels import Kernel, Selection, Verdict
+from fitment.kernels import Kernel, Selection, Speed, Verdict
 from fitment.ops import Need
 from fitment.plugins import Platform
 from fitment.weights.specs import WeightSpec
@@ -122,6 +122,16 @@ class Plan:
             return self.device.id
         assert self.hardware is not None
         return self.hardware.name
+
+    def linear_speed(self) -> Speed:
+        """The slowest linear layer's."""
+        return min((binding.kernel.speed for binding in self.bindings if binding.op == "linear"), default=Speed.REFERENCE)
+
+    def summary(self) -> str:
+        """What one gets, in a line: linear layers' speed, the longest sequence, the cache's type, graphs."""
+        graphs = "graphs" if self.graph_batch_sizes else "no graphs"
+        return (f"{self.request.format} {self.linear_speed().name.lower()}, {self.max_model_len} tokens, "
+                f"{self.kv_dtype} cache, {graphs}")
 
     @property
     def digest(self) -> str:

@@ -29,6 +29,7 @@ class Unfit(FitmentError):
 
     Attributes:
         where: The device or the profile.
+        place: Its id or name.
         reasons: Every reason, each once.
         subjects: For each reason, what it stands against: ops, features; empty where it is the request as a whole.
         nearest: Requests that the gate has found to be admitted, best first, at most three.
@@ -36,6 +37,7 @@ class Unfit(FitmentError):
 
     def __init__(self, where: Device | Hardware, subjects: Mapping[Reason, tuple[str, ...]], near: Sequence[Nearest]) -> None:
         self.where = where
+        self.place = name_of(where)
         self.subjects = dict(subjects)
         self.reasons = tuple(subjects)
         self.nearest = tuple(near)

@@ -19,7 +19,7 @@ struct Linear {
     const void* x;            // T [n, cols]
     void* out;                // out_type [n, rows]
     const Weight* weight;
-    void* scratch;            // x converted or quantized: as many bytes as linear_scratch_bytes says
+    void* scratch;            // x converted or quantized: as many bytes as linear_scratch_bytes (scratch.h) says
     int64_t x_stride, out_stride;
     int32_t n;
     Type x_type, out_type;
@@ -116,7 +116,9 @@ struct Kernel {
 // Every kernel for one instruction set.
 struct Table {
     const char* name;
-    Kernel linear, embedding, rms_norm, rotary, silu_mul, write_kv, paged_attention, sample;
+    Kernel linear;        // converts x, then multiplies
+    Kernel linear_few;    // each thread converts all of x for itself: no barrier, for few rows
+    Kernel embedding, rms_norm, rotary, silu_mul, write_kv, paged_attention, sample;
 };
 
 }  // namespace fitment

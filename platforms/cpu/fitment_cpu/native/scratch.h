@@ -1,9 +1,25 @@
-// How paged attention cuts its work, and the scratch memory that this takes. Shared by the kernel and by who allocates.
+// How kernels cut their work, and the scratch memory that this takes. Shared by the kernels and by who allocates.
 #pragma once
 
 #include "args.h"
+#include "pack.h"
 
 namespace fitment {
+
+// ---- linear --------------------------------------------------------------------------------------------------------------------
+
+// Elements of x up to which each thread converts all of it for itself, which costs less than a barrier.
+constexpr int64_t linear_few_elements = 4096;
+
+static inline constexpr int64_t linear_padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Bytes of Linear::scratch for `threads` threads: x as fp32 at most, with a scale and a sum for each group, and an fp32 row a thread.
+static inline int64_t linear_scratch_bytes(const Linear& a, int threads) {
+    int64_t row = linear_padded(int64_t(4) * a.weight->cols + 4), groups = linear_padded(int64_t(4) * a.weight->groups());
+    return a.n * (row + 2 * groups) + threads * row;
+}
+
+// ---- paged_attention -----------------------------------------------------------------------------------------------------------
 
 // Keys are reduced in chunks of this many, counted from a sequence's first key, and chunks are merged in order: so a row's result
 // depends neither on who else is computed nor on the number of threads.

@@ -235,26 +235,40 @@ FITMENT_INLINE F32 combine_all(const F32* v) {
     }
 }
 
+// Lane i gets lane i ^ Width.
+template <int Width>
+FITMENT_INLINE F32 swapped(F32 x) {
+#if defined(__AVX512F__)
+    if constexpr (Width == 8) return _mm512_shuffle_f32x4(x, x, 0x4e);
+    if constexpr (Width == 4) return _mm512_shuffle_f32x4(x, x, 0xb1);
+    if constexpr (Width == 2) return _mm512_shuffle_ps(x, x, 0x4e);
+    return _mm512_shuffle_ps(x, x, 0xb1);
+#elif defined(__AVX2__) && defined(__FMA__)
+    if constexpr (Width == 4) return _mm256_permute2f128_ps(x, x, 1);
+    if constexpr (Width == 2) return _mm256_shuffle_ps(x, x, 0x4e);
+    return _mm256_shuffle_ps(x, x, 0xb1);
+#else
+    if constexpr (Width == 2) return __builtin_shufflevector(x, x, 2, 3, 0, 1);
+    return __builtin_shufflevector(x, x, 1, 0, 3, 2);
+#endif
+}
+
+template <int Width = half_lanes>
 FITMENT_INLINE float sum(F32 x) {
-    float v[lanes];
-    store(v, x);
-    for (int width = half_lanes; width > 0; width /= 2)
-        for (int i = 0; i < width; ++i) v[i] += v[i + width];
-    return v[0];
+    if constexpr (Width == 0) return x[0];
+    else return sum<Width / 2>(x + swapped<Width>(x));
+}
+
+template <int Width = half_lanes>
+FITMENT_INLINE float greatest(F32 x) {
+    if constexpr (Width == 0) return x[0];
+    else return greatest<Width / 2>(max(x, swapped<Width>(x)));
 }
 
 FITMENT_INLINE double sum(F64 x) {
     double total = 0;
     for (int i = 0; i < half_lanes; ++i) total += x[i];
     return total;
-}
-
-FITMENT_INLINE float greatest(F32 x) {
-    float v[lanes];
-    store(v, x);
-    for (int width = half_lanes; width > 0; width /= 2)
-        for (int i = 0; i < width; ++i) v[i] = v[i + width] > v[i] ? v[i + width] : v[i];
-    return v[0];
 }
 
 FITMENT_INLINE bool any(I32 mask) {
