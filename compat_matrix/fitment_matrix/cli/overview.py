@@ -100,7 +100,7 @@ def _print(data: Mapping[str, Any], registry: Registry) -> None:
     show([_row(device) for device in devices], ("device", "hardware", "arch", "memory", "formats", "features", "worst evidence"))
     told = [device["slow"]["reason"] for device in devices if device["slow"]]
     missing = [row for owner in registry.platforms.values() for row in _missing(owner, told)]
-    missing += [(broken.name, f"plugin broken: {broken.problem.splitlines()[0]}", f"→ capabilities plugins {broken.name}")
+    missing += [(broken.name, f"plugin broken: {broken.problem.splitlines()[0]} → capabilities plugins {broken.name}")
                 for broken in registry.broken]
     if missing:
         print()
@@ -121,10 +121,10 @@ def _row(device: Mapping[str, Any]) -> tuple[str, ...]:
             f"{served} of {len(formats)}", f"{have} of {len(features)}", device["worst_evidence"] or "–")
 
 
-def _missing(owner: Platform, told: Sequence[Any]) -> list[tuple[str, str, str]]:
+def _missing(owner: Platform, told: Sequence[Any]) -> list[tuple[str, str]]:
     """A row for each reason why a platform has fewer devices or kernels than it could, but for those told of a device."""
     what = "" if owner.listing.devices else "no device: "
-    return [(owner.name, f"{what}{reason.wanted}: {reason.found}", remedy(reason)) for reason in owner.listing.reasons
+    return [(owner.name, f"{what}{reason.wanted}: {reason.found} {remedy(reason)}".rstrip()) for reason in owner.listing.reasons
             if reason.to_json() not in told]
 
 

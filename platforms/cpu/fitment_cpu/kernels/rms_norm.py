@@ -8,14 +8,23 @@ from fitment_cpu.kernels._launch import TYPES, check, native, rows_of
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, residual: torch.Tensor | None = None) -> None:
-    """Normalise rows, with the residual added first where one is given."""
+    """Normalise rows, with the residual added first where one is given.
+
+    Raises:
+        ValueError: a tensor of another shape, element type or memory layout than the op's contract allows.
+    """
+    x_stride = rows_of("x", x)
     n, hidden = x.shape
-    x_stride, out_stride = rows_of("x", x), rows_of("out", out, hidden, n)
-    check(weight.dtype == torch.float32 and weight.shape == (hidden,) and weight.is_contiguous(), "weight", weight, f"contiguous fp32 [{hidden}]")
+    out_stride = rows_of("out", out, hidden, n)
     check(out.dtype == x.dtype, "out", out, f"{x.dtype} as x")
-    residual_stride = 0
+    is_right = weight.dtype == torch.float32 and weight.shape == (hidden,) and weight.is_contiguous() and weight.device.type == "cpu"
+    check(is_right, "weight", weight, f"contiguous fp32 [{hidden}] on the CPU")
+    residual_address = residual_stride = 0
     if residual is not None:
         residual_stride = rows_of("residual", residual, hidden, n)
         check(residual.dtype == x.dtype, "residual", residual, f"{x.dtype} as x")
-    native.rms_norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), 0 if residual is None else residual.data_ptr(), x_stride, out_stride,
-                    residual_stride, eps, n, hidden, TYPES[x.dtype])
+        residual_address = residual.data_ptr()
+    native.rms_norm(
+        x.data_ptr(), weight.data_ptr(), out.data_ptr(), residual_address, x_stride, out_stride, residual_stride, eps, n, hidden,
+        TYPES[x.dtype],
+    )

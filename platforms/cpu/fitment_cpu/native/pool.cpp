@@ -27,6 +27,16 @@ void relax() {
 constexpr int barrier_spins = 2000;
 constexpr int idle_spins = 20000;  // some hundred microseconds, then sleep
 
+int num_phases(const Call& call) {
+    int count = 0;
+    while (count < max_phases && call.phases[count]) ++count;
+    return count;
+}
+
+void run_alone(const Call& call) {
+    for (int i = 0, count = num_phases(call); i < count; ++i) call.phases[i](call.args, 0, 1);
+}
+
 class Pool {
 public:
     explicit Pool(int threads) : threads_(threads) {
@@ -73,22 +83,23 @@ private:
         }
     }
 
-    // The calls as thread `part` sees them. Every thread passes the same barriers; after the last one nobody needs `calls_` any more.
+    // The calls as thread `part` sees them. Every thread passes the same barriers. Behind the last one the caller may free the calls, so
+    // that what is looked at is looked at before it.
     void go_through(int part) {
         const Call* calls = calls_;
         std::size_t count = count_;
         for (std::size_t i = 0; i < count; ++i) {
             const Call& call = calls[i];
+            bool is_last = i + 1 == count;
             if (call.is_solo) {
-                if (part == 0)
-                    for (Phase phase : call.phases)
-                        if (phase) phase(call.args, 0, 1);
-                if (i + 1 == count || !calls[i + 1].is_solo) meet();
+                bool ends_here = is_last || !calls[i + 1].is_solo;
+                if (part == 0) run_alone(call);
+                if (ends_here) meet();
                 continue;
             }
-            for (Phase phase : call.phases) {
-                if (!phase) break;
-                phase(call.args, part, threads_);
+            int left = num_phases(call);
+            for (const Phase* phase = call.phases; left > 0; --left, ++phase) {
+                (*phase)(call.args, part, threads_);
                 meet();
             }
         }
@@ -157,8 +168,7 @@ void run(const Call* calls, std::size_t count) {
     }
     if (!s.pool) s.pool = new Pool(wanted_threads);
     if (count == 1 && calls->is_solo) {
-        for (Phase phase : calls->phases)
-            if (phase) phase(calls->args, 0, 1);
+        run_alone(*calls);
         return;
     }
     s.pool->run(calls, count);
