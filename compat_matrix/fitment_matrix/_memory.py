@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -104,7 +105,7 @@ def size(request: Request, layout: KVLayout, kv_dtype: str, fixed: tuple[int, in
     context = request.max_model_len or own
     one = bill.blocks(context)
     most = one * request.max_num_seqs
-    room = bill.room(most)
+    room = bill.room()
     choices = [] if request.max_model_len else [f"max_model_len is {own}, the model's own"]
     if room < one:
         least = one if request.max_model_len else min(one, bill.blocks(SHORTEST))
@@ -117,7 +118,7 @@ def size(request: Request, layout: KVLayout, kv_dtype: str, fixed: tuple[int, in
         if usable is not None and bill.memory(blocks, context).total > usable:
             return bill.refused(blocks, blocks * layout.block_size)
     else:
-        blocks = most if usable is None else min(most, max(one, room // CACHE_SHARE))
+        blocks = min(most, max(one, room // CACHE_SHARE))
         held, full = blocks * layout.block_size, most * layout.block_size
         asked = "" if held == full else f" of the {full} that {request.max_num_seqs} full sequences would take"
         choices.append(f"the cache holds {held} tokens{asked}")
@@ -152,10 +153,10 @@ class _Bill:
         """Blocks that hold so many tokens of one sequence."""
         return -(-tokens // self.layout.block_size)
 
-    def room(self, most: int) -> int:
-        """Blocks that one sequence can have, of ``most`` that could be used."""
+    def room(self) -> int:
+        """Blocks that one sequence can have, of the operator's limit and of memory; without end where neither is known."""
         limit = self.request.kv_memory_bytes
-        held = most if limit is None else limit // self.block_bytes
+        held = sys.maxsize if limit is None else limit // self.block_bytes
         if self.usable is None:
             return held
         return min(held, max(0, self.usable - sum(self.fixed)) // (self.block_bytes + self.rope_bytes))

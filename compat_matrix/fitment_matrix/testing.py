@@ -37,7 +37,8 @@ MODEL = ModelDescription("llama", num_layers=2, hidden_size=64, intermediate_siz
                          vocab_size=320, max_position=512, rotary_size=16, name="tiny")
 """A tiny Llama."""
 
-ENGINE = EngineInfo("made-up", "1.2", ("llama",), ("continuous_batching", "graph_capture", "kv_cache.bf16", "sampling"), ("linear",))
+ENGINE = EngineInfo("made-up", "1.2", ("llama",), ("continuous_batching", "graph_capture", "kv_cache.bf16", "sampling"),
+                    ("linear",))
 """An engine that has little."""
 
 _LAYER = {"self_attn.q_proj": (64, 64), "self_attn.k_proj": (32, 64), "self_attn.v_proj": (32, 64), "self_attn.o_proj": (64, 64),
@@ -80,7 +81,8 @@ def write_model(folder: Path, dtype: str = "BF16") -> Path:
     return folder
 
 
-def all_kernels(name: str, speed: Speed = Speed.PORTABLE, condition: Condition = ALWAYS, without: Iterable[str] = ()) -> list[Kernel]:
+def all_kernels(name: str, speed: Speed = Speed.PORTABLE, condition: Condition = ALWAYS,
+                without: Iterable[str] = ()) -> list[Kernel]:
     """A kernel ``NAME.OP`` for each op; those that take weights pack them."""
     return [Kernel(op, f"{name}.{op}", f"made_up_kernels:{op}", condition, speed,
                    prepare="made_up_kernels:pack" if op in WEIGHTED else None) for op in OPS if op not in without]

@@ -43,7 +43,8 @@ def test_what_is_left_open_is_chosen_and_listed(null: Registry) -> None:
     plan = admit(make_request(), null.devices[0], null)
     assert (plan.dtype, plan.activations, plan.kv_dtype) == ("fp32", "fp32", "fp32")
     assert (plan.max_model_len, plan.max_num_seqs, plan.max_batch_tokens) == (512, 64, 2048)
-    assert plan.where == "null:0" and plan.hardware == null.hardware["null"]
+    assert plan.where == "null:0"
+    assert plan.hardware == null.hardware["null"]
     assert [sentence.split()[0] for sentence in plan.choices] == ["dtype", "activations", "kv_dtype", "max_model_len", "the"]
 
 
@@ -65,7 +66,8 @@ def test_an_untied_table_is_no_linear_weight_and_a_tied_one_is() -> None:
     request = make_request()
     table = replace(request.tensors["model.embed_tokens.weight"], spec=Q4, encoding="Q4_0")
     tensors = {**request.tensors, "model.embed_tokens.weight": table}
-    assert admit(replace(request, tensors=tensors), registry.hardware["toy-1"], registry).kernel("embedding", Q4).name == "toy.embedding"
+    plan = admit(replace(request, tensors=tensors), registry.hardware["toy-1"], registry)
+    assert plan.kernel("embedding", Q4).name == "toy.embedding"
     tied = replace(request, tensors=tensors, model=replace(MODEL, tie_embeddings=True))
     assert codes(tied, registry, "toy-1") == ["FIT-REQ-WEIGHT-FAMILY"]
 
@@ -85,7 +87,8 @@ def test_facts_of_each_call_are_the_models(null: Registry) -> None:
 def speedy(**speeds: Speed) -> Registry:
     """A platform whose linear layers have a kernel for each dtype in ``speeds``, of that speed."""
     kernels = all_kernels("toy", without=("linear",))
-    kernels += [Kernel("linear", f"toy.{dtype}", "made_up_kernels:linear", equals("activations", dtype), speed) for dtype, speed in speeds.items()]
+    kernels += [Kernel("linear", f"toy.{dtype}", "made_up_kernels:linear", equals("activations", dtype), speed)
+                for dtype, speed in speeds.items()]
     defaults = {"dtype": ("bf16",), "activations": ("bf16", "fp16", "fp32"), "kv_dtype": ("bf16",)}
     return register(plugin("toy", kernels, {"toy-1": {"memory_bytes": GIB}}, defaults=defaults))
 
@@ -194,7 +197,8 @@ def test_what_a_checkpoint_asks_for_and_nobody_describes_is_refused(null: Regist
 
 def test_tensors_that_the_format_does_not_read_are_refused_by_encoding(null: Registry) -> None:
     request = make_request()
-    tensors = {name: replace(info, spec=None, encoding="F8_E4M3") if "mlp" in name else info for name, info in request.tensors.items()}
+    tensors = {name: replace(info, spec=None, encoding="F8_E4M3") if "mlp" in name else info
+               for name, info in request.tensors.items()}
     with pytest.raises(Unfit) as caught:
         admit(replace(request, tensors=tensors), null.hardware["null"], null)
     [reason] = caught.value.reasons
@@ -225,7 +229,7 @@ def test_a_sliding_window_bounds_the_context(null: Registry) -> None:
 
 def test_a_feature_pins_the_option_that_it_is(null: Registry) -> None:
     plan = admit(make_request(features=("kv_cache.bf16",)), null.hardware["null"], null)
-    assert plan.kv_dtype == "bf16" and plan.features == ("kv_cache.bf16",)
+    assert (plan.kv_dtype, plan.features) == ("bf16", ("kv_cache.bf16",))
 
 
 def captured(**changes: Any) -> tuple[int, ...]:
@@ -282,7 +286,7 @@ def test_a_plan_says_everything_as_json_and_its_digest_follows(null: Registry) -
     plan = admit(make_request(), null.hardware["null"], null)
     data = json.loads(json.dumps(plan.to_json()))
     assert data["memory"]["total"] == plan.memory.total
-    assert [binding["kernel"] for binding in data["bindings"]][0] == "null.reference.linear"
+    assert data["bindings"][0]["kernel"] == "null.reference.linear"
     assert data["request"]["encodings"] == {"BF16": 16, "F32": 5}
     assert plan.digest == admit(make_request(), null.hardware["null"], null).digest
     assert plan.digest != admit(make_request(max_num_seqs=63), null.hardware["null"], null).digest

@@ -32,8 +32,7 @@ def nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def memory(total: int | None, speed: Speed = Speed.PORTABLE) -> Registry:
     """A platform with so much memory."""
-    facts = {} if total is None else {"memory_bytes": total}
-    return register(plugin("toy", all_kernels("toy", speed), {"toy-1": facts}))
+    return register(plugin("toy", all_kernels("toy", speed), {"toy-1": {} if total is None else {"memory_bytes": total}}))
 
 
 def planned(request: Request, total: int | None, speed: Speed = Speed.PORTABLE) -> Plan:
@@ -41,7 +40,7 @@ def planned(request: Request, total: int | None, speed: Speed = Speed.PORTABLE) 
     return admit(request, registry.hardware["toy-1"], registry)
 
 
-def total_for(blocks: int, context: int = 512) -> int:
+def total_for(blocks: int) -> int:
     """The least memory of which nine tenths hold the weights, the work and so many blocks."""
     need = WEIGHTS + WORK + blocks * (BLOCK + ROPE)
     total = need * 10 // 9
@@ -103,7 +102,8 @@ def test_an_open_context_is_shortened_to_what_fits_and_said_so() -> None:
     plan = planned(make_request(), total_for(31))
     assert (plan.max_model_len, plan.num_blocks) == (31 * 16, 31)
     assert "max_model_len is shortened from 512 to 496, what memory holds of one sequence" in plan.choices
-    assert plan.memory.usable is not None and plan.memory.total <= plan.memory.usable
+    assert plan.memory.usable is not None
+    assert plan.memory.total <= plan.memory.usable
 
 
 def test_an_open_context_is_not_shortened_to_nothing() -> None:
@@ -120,7 +120,7 @@ def test_a_context_that_was_asked_for_is_refused_with_the_sum_spelled_out() -> N
     [reason] = caught.value.reasons
     assert reason.sentence() == ("needs weights 225.2 KiB + 512 tokens of cache 128.0 KiB + work 2.9 MiB = 3.2 MiB; "
                                  "usable memory is 3.2 MiB")
-    assert caught.value.nearest[0].options == "--max-model-len 496"
+    assert [near.options for near in caught.value.nearest] == ["--max-batch-tokens 1024", "--max-model-len 496"]
 
 
 def test_the_operators_cache_is_the_operators() -> None:
@@ -136,14 +136,14 @@ def test_an_operators_cache_shortens_an_open_context() -> None:
 
 def test_memory_that_nobody_knows_is_not_checked_and_that_is_said() -> None:
     plan = planned(make_request(), None)
-    assert plan.memory.usable is None and plan.num_blocks == 64 * 32
+    assert plan.memory.usable is None
+    assert plan.num_blocks == 64 * 32
     assert "memory was not checked: how much of it this hardware has is not known" in plan.choices
 
 
 def test_a_device_counts_what_is_free() -> None:
-    module = plugin("toy", all_kernels("toy"), {}, devices={"toy:0": {"memory_bytes": 1 << 40, "memory_available_bytes": 1 << 30},
-                                                            "toy:1": {"memory_bytes": 1 << 20}})
-    registry = register(module)
+    devices = {"toy:0": {"memory_bytes": 1 << 40, "memory_available_bytes": 1 << 30}, "toy:1": {"memory_bytes": 1 << 20}}
+    registry = register(plugin("toy", all_kernels("toy"), devices=devices))
     assert admit(make_request(), registry.devices[0], registry).memory.usable == int(0.9 * (1 << 30))
     with pytest.raises(Unfit):
         admit(make_request(), registry.devices[1], registry)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from fitment.graphs import CaptureError, Graph, GraphCapture
 from fitment_cpu.kernels._launch import native
@@ -37,13 +37,28 @@ class CpuGraphCapture(GraphCapture):
         return CpuGraph(tape, step)
 
 
-class _OnlyViews(TorchDispatchMode):  # type: ignore[misc]
-    """Lets operations through that only look at tensors in another way, and refuses those that compute."""
+class _OnlyViews(TorchFunctionMode):
+    """Lets through what only looks at tensors, in whatever shape, and refuses what computes, writes or allocates.
 
-    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        schema = func._schema
-        is_view = bool(schema.returns) and all(value.alias_info is not None and not value.alias_info.is_write for value in schema.returns)
-        if not is_view:
-            raise CaptureError(f"the step calls torch's {func.name()}, which is not recorded; a step that is captured calls bound ops alone, "
-                               "on buffers that were there before")
-        return func(*args, **(kwargs or {}))
+    A dispatch mode would see more directly, and costs most of a second when it is first entered.
+    """
+
+    def __torch_function__(self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        name = getattr(func, "__name__", str(func))
+        writes = (name.endswith("_") and not name.endswith("__")) or name in _WRITING or "out" in (kwargs or {})
+        result = None if writes else func(*args, **(kwargs or {}))
+        if writes or not all(_is_view(value, args) for value in (result if isinstance(result, (tuple, list)) else (result,))):
+            raise CaptureError(f"the step calls torch's {name}, which is not recorded; a step that is captured calls bound ops alone, on "
+                               "buffers that were there before")
+        return result
+
+
+_WRITING = frozenset(("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__set__"))
+
+
+def _is_view(value: Any, args: Sequence[Any]) -> bool:
+    """Whether ``value`` is no tensor, or one on the memory of a tensor among ``args``."""
+    if not isinstance(value, torch.Tensor):
+        return True
+    memory = value.untyped_storage().data_ptr()
+    return any(isinstance(arg, torch.Tensor) and arg.untyped_storage().data_ptr() == memory for arg in args)
