@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from fitment.hardware import Device, Hardware
@@ -16,6 +17,9 @@ from fitment_matrix._request import DEFAULTS, FLAGS, OPEN, Request
 from fitment_matrix._site import Site, name_of
 
 MOST = 3
+ATTEMPTS = 8
+"""Orders in which what gave way is restored; each can find another request."""
+
 SMALLEST = {"max_num_seqs": 1, "max_batch_tokens": 256}
 """How far numbers that cost memory are lowered."""
 
@@ -99,13 +103,15 @@ def _changed(request: Request, site: Site) -> Iterator[tuple[int, Nearest]]:
 
     if admitted(everything) is None:
         return
-    usual = least(())
     seen: set[str] = set()
-    for kept in (usual, *(least((given_up,)) for given_up in usual)):
+    spared: list[tuple[_Relaxation, ...]] = [()]  # what to restore before anything else
+    for first in islice(spared, ATTEMPTS):  # which grows meanwhile
+        kept = least(first)
         plan = admitted(kept)
         near = plan and _said(request, plan, site)
         if near and near.options not in seen:
             seen.add(near.options)
+            spared += [(*first, given_up) for given_up in kept]
             yield len(kept), near
 
 

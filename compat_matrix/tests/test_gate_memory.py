@@ -78,7 +78,8 @@ def test_a_kernel_that_does_not_pack_keeps_a_byte_a_code() -> None:
 
 @pytest.mark.parametrize(("prepare", "copies"), [("made_up_kernels:pack", 1), ("made_up_kernels:other", 2)])
 def test_a_tied_table_is_kept_once_for_each_way_to_pack_it(prepare: str, copies: int) -> None:
-    kernels = [*all_kernels("toy", without=("embedding",)), Kernel("embedding", "toy.embedding", "made_up_kernels:e", prepare=prepare)]
+    own = Kernel("embedding", "toy.embedding", "made_up_kernels:e", prepare=prepare)
+    kernels = [*all_kernels("toy", without=("embedding",)), own]
     registry = register(plugin("toy", kernels, {"toy-1": {}}))
     plan = admit(make_request(model=replace(MODEL, tie_embeddings=True)), registry.hardware["toy-1"], registry)
     assert plan.memory.weights == WEIGHTS - TABLES + copies * TABLES // 2
@@ -120,7 +121,8 @@ def test_a_context_that_was_asked_for_is_refused_with_the_sum_spelled_out() -> N
     [reason] = caught.value.reasons
     assert reason.sentence() == ("needs weights 225.2 KiB + 512 tokens of cache 128.0 KiB + work 2.9 MiB = 3.2 MiB; "
                                  "usable memory is 3.2 MiB")
-    assert [near.options for near in caught.value.nearest] == ["--max-batch-tokens 1024", "--max-model-len 496"]
+    assert [near.options for near in caught.value.nearest] == [
+        "--max-batch-tokens 1024", "--max-num-seqs 32", "--max-model-len 496"]
 
 
 def test_the_operators_cache_is_the_operators() -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from fitment.conditions import ALWAYS, any_of, equals, is_in
+from fitment.facts import Value
 from fitment.kernels import Kernel, Speed
 from fitment.plugins import Registry
 from fitment.weights.specs import GroupAffineSpec
+from fitment_matrix.cli._common import find
 from fitment_matrix.gate import Plan, Request, Unfit, admit
 from fitment_matrix.testing import ENGINE, all_kernels, isolate, make_request, plugin, register
 from hypothesis import given, settings
@@ -31,18 +33,19 @@ def toys() -> Registry:
     cache = any_of(is_in("kv_dtype", ("fp32", "bf16")), equals("arch", "new"))
     kernels += [Kernel(op, f"toy.{op}", f"made_up_kernels:{op}", cache) for op in ("paged_attention", "write_kv")]
     kernels += [Kernel("linear", "toy.linear", "made_up_kernels:linear", ALWAYS, prepare="made_up_kernels:pack"),
-                Kernel("linear", "toy.fast", "made_up_kernels:linear", equals("arch", "new"), Speed.NATIVE, prepare="made_up_kernels:pack")]
-    hardware = {"old-small": {"arch": "old", "memory_bytes": SMALL}, "old-big": {"arch": "old", "memory_bytes": BIG},
-                "new-small": {"arch": "new", "memory_bytes": SMALL}, "new-big": {"arch": "new", "memory_bytes": BIG}}
-    return register(plugin("toy", kernels, hardware, abilities={"graph_capture": equals("arch", "new")},
-                           devices={"toy:0": {"arch": "old", "memory_bytes": SMALL}, "toy:1": {"arch": "new", "memory_bytes": BIG}}))
+                Kernel("linear", "toy.fast", "made_up_kernels:linear", equals("arch", "new"), Speed.NATIVE,
+                       prepare="made_up_kernels:pack")]
+    hardware: dict[str, dict[str, Value]] = {
+        "old-small": {"arch": "old", "memory_bytes": SMALL}, "old-big": {"arch": "old", "memory_bytes": BIG},
+        "new-small": {"arch": "new", "memory_bytes": SMALL}, "new-big": {"arch": "new", "memory_bytes": BIG}}
+    devices = {"toy:0": hardware["old-small"], "toy:1": hardware["new-big"]}
+    return register(plugin("toy", kernels, hardware, abilities={"graph_capture": equals("arch", "new")}, devices=devices))
 
 
 def refused(request: Request, registry: Registry, where: str, engine: Any = None) -> Unfit:
     """The refusal of a request on a profile or device."""
-    places = {**registry.hardware, **{device.id: device for device in registry.devices}}
     with pytest.raises(Unfit) as caught:
-        admit(request, places[where], registry, engine)
+        admit(request, find(where, registry), registry, engine)
     return caught.value
 
 
@@ -74,7 +77,8 @@ def test_what_does_not_exist_is_left_out() -> None:
 
 
 def test_numbers_out_of_range_become_the_defaults() -> None:
-    assert offers(make_request(max_num_seqs=0, max_batch_tokens=-3), toys(), "new-big") == ["--max-num-seqs 64 --max-batch-tokens 2048"]
+    found = offers(make_request(max_num_seqs=0, max_batch_tokens=-3), toys(), "new-big")
+    assert found == ["--max-num-seqs 64 --max-batch-tokens 2048"]
 
 
 def test_a_context_beyond_the_model_becomes_the_models() -> None:
@@ -87,8 +91,8 @@ def test_a_cache_that_is_too_small_is_offered_with_what_one_sequence_takes() -> 
 
 
 def test_a_smaller_step_is_halved_no_further_than_it_must() -> None:
-    found = refused(make_request(max_batch_tokens=40_000), toys(), "new-big")
-    assert found.nearest[0].options == "--max-batch-tokens 20000"
+    found = refused(make_request(max_batch_tokens=100_000), toys(), "new-big")
+    assert found.nearest[0].options == "--max-batch-tokens 25000"
 
 
 def test_nothing_is_offered_when_no_option_helps() -> None:
@@ -105,7 +109,8 @@ def options() -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({
         "dtype": dtypes, "activations": dtypes, "kv_dtype": dtypes, "features": features,
         "max_model_len": st.sampled_from([None, 0, 1, 100, 512, 513]), "max_num_seqs": st.sampled_from([0, 1, 64, 10_000]),
-        "max_batch_tokens": st.sampled_from([0, 1, 300, 2048, 10_000_000]), "kv_memory_bytes": st.sampled_from([None, 0, 1, MIB, 1 << 40]),
+        "max_batch_tokens": st.sampled_from([0, 1, 300, 2048, 10_000_000]),
+        "kv_memory_bytes": st.sampled_from([None, 0, 1, MIB, 1 << 40]),
         "kernels": st.sampled_from([{}, {"linear": "toy.fast"}, {"linear": "nobody"}]),
     })
 
@@ -115,22 +120,28 @@ def options() -> st.SearchStrategy[dict[str, Any]]:
        st.sampled_from([None, ENGINE]))
 def test_what_is_admitted_fits_and_what_is_offered_is_admitted(asked: dict[str, Any], where: str, spec: Any, engine: Any) -> None:
     registry = toys()
-    request = make_request(spec, **asked)
-    places = {**registry.hardware, **{device.id: device for device in registry.devices}}
+    request, place = make_request(spec, **asked), find(where, registry)
     try:
-        plan: Plan | None = admit(request, places[where], registry, engine)
+        check_plan(request, admit(request, place, registry, engine))
     except Unfit as unfit:
-        plan = None
-        assert unfit.reasons
-        assert len(unfit.nearest) <= 3
-        for near in unfit.nearest:
-            again = admit(near.request, near.where, registry, engine)
-            assert near.options and shlex.split(near.options)
-            assert set(again.features) <= set(request.features), "nothing is added that nobody asked for"
-            assert near.where != places[where] or near.request != request
-    if plan is not None:
-        assert plan.memory.usable is not None and plan.memory.total <= plan.memory.usable
-        assert plan.num_blocks * plan.kv_layout.block_size >= plan.max_model_len
-        assert all(value in (None, getattr(plan, name)) for name, value in asked.items() if name in ("dtype", "activations", "kv_dtype"))
-        assert (plan.max_num_seqs, plan.max_batch_tokens) == (request.max_num_seqs, request.max_batch_tokens)
-        assert request.max_model_len in (None, plan.max_model_len)
+        check_refusal(request, unfit, registry, engine)
+
+
+def check_plan(request: Request, plan: Plan) -> None:
+    """An admitted request gets what it asked for, and no more memory than there is."""
+    assert plan.memory.usable is not None
+    assert plan.memory.total <= plan.memory.usable
+    assert plan.num_blocks * plan.kv_layout.block_size >= plan.max_model_len
+    for name in ("dtype", "activations", "kv_dtype", "max_model_len", "max_num_seqs", "max_batch_tokens"):
+        assert getattr(request, name) in (None, getattr(plan, name))
+
+
+def check_refusal(request: Request, unfit: Unfit, registry: Registry, engine: Any) -> None:
+    """A refused one gets reasons, and at most three offers that the gate admits."""
+    assert unfit.reasons
+    assert len(unfit.nearest) <= 3
+    for near in unfit.nearest:
+        again = admit(near.request, near.where, registry, engine)
+        assert shlex.split(near.options)
+        assert set(again.features) <= set(request.features), "nothing is added that nobody asked for"
+        assert near.where != unfit.where or near.request != request

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from fitment.conditions import ALWAYS, Condition, Reason
@@ -80,6 +83,39 @@ def load_entry(entry: str) -> Any:
         return getattr(import_module(module), attribute)
     except AttributeError as error:
         raise ImportError(f"entry {entry!r}: module {module!r} has no attribute {attribute!r}") from error
+
+
+def sources_digest(kernel: Kernel) -> str | None:
+    """SHA-256 over a kernel's sources, sorted: each one's name, a zero byte, its content and a zero byte. Imports nothing.
+
+    None when the kernel names no sources, or one of them is not there.
+    """
+    return None if missing_sources(kernel) or not kernel.sources else _digest(_package(kernel), tuple(sorted(kernel.sources)))
+
+
+def missing_sources(kernel: Kernel) -> tuple[str, ...]:
+    """The sources that a kernel names and its package does not have."""
+    return tuple(source for source in kernel.sources if _source(_package(kernel), source) is None)
+
+
+def _package(kernel: Kernel) -> str:
+    return kernel.entry.partition(":")[0].partition(".")[0]
+
+
+def _source(package: str, source: str) -> Path | None:
+    spec = find_spec(package)
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    return next((path for folder in folders if (path := Path(folder) / source).is_file()), None)
+
+
+@cache
+def _digest(package: str, sources: tuple[str, ...]) -> str:
+    total = hashlib.sha256()
+    for source in sources:
+        path = _source(package, source)
+        assert path is not None, "the caller looks first"
+        total.update(source.encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import Any
 
 import torch
-
 from fitment.formats import Checkpoint
 from fitment.weights.dense import Dense
 from fitment_matrix.gate import Plan

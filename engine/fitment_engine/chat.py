@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fitment.errors import FitmentError, Problems
+
 from fitment_engine._chat_worker import CPU_SECONDS, MAX_CHARACTERS
 from fitment_engine.tokenizer import Tokenizer
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import torch
 
-from fitment_engine.outputs import CompletionOutput, Logprob, Metrics, RequestOutput
+from fitment_engine.outputs import CompletionOutput, Metrics, RequestOutput
 from fitment_engine.runner import Runner
 from fitment_engine.sampler import Sampler, top_logprobs
 from fitment_engine.sampling_params import SamplingParams

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence as Seq
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from fitment.errors import FitmentError, Problems
 from fitment.formats import Checkpoint, recognise
 from fitment.hardware import Device
 from fitment.plugins import Registry, load
+from fitment_matrix.gate import Plan, Request, admit
+
 from fitment_engine.binding import Progress
 from fitment_engine.chat import ChatTemplate
 from fitment_engine.engine import Engine
@@ -19,7 +22,6 @@ from fitment_engine.outputs import RequestOutput
 from fitment_engine.runner import Runner
 from fitment_engine.sampling_params import SamplingParams
 from fitment_engine.tokenizer import Tokenizer, tokenizer_for
-from fitment_matrix.gate import Plan, Request, admit
 
 Message = Mapping[str, Any]
 Prompt = str | Seq[int]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings, strategies as st
-
 from fitment_engine.sampling_params import SamplingParams
 from fitment_engine.scheduler import BlockPool, Scheduler
 from fitment_engine.sequence import Sequence
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 BLOCK = 4
 

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
 from fitment_engine import LLM
 from fitment_engine.fetch import resolve
-
-GOLDEN = Path(__file__).parents[1] / "data" / "golden"
-EXACT = {"dtype": "fp32", "activations": "fp32", "kv_dtype": "fp32"}
-
-
-def golden(name: str) -> Any:
-    """One of the golden files."""
-    return json.loads((GOLDEN / name).read_text(encoding="utf-8"))
+from support import EXACT
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from conftest import EXACT
-
 from fitment_engine import LLM, SamplingParams
+from support import EXACT
 
 
 def prompts(number: int, longest: int) -> list[list[int]]:

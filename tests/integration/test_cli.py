@@ -8,11 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-
 from fitment.formats import base, safetensors
 from fitment_engine.cli import main
+from support import TINY
 
-TINY = Path(__file__).parents[1] / "data" / "tiny-llama"
 FP32 = ["--dtype", "fp32", "--activations", "fp32", "--kv-cache-dtype", "fp32"]
 
 

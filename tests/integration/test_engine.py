@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import EXACT
-
 from fitment.errors import FitmentError, Problems
 from fitment_engine import LLM, SamplingParams
+from support import EXACT, TINY
 
-TINY = Path(__file__).parents[1] / "data" / "tiny-llama"
 PROMPT = [5, 17, 99, 240, 31]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 

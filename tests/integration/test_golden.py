@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import EXACT, GOLDEN, golden
-
 from fitment_engine import LLM, SamplingParams
+from support import EXACT, GOLDEN, golden
 
 CASES = golden("smollm2_135m_q4_1_fp32_greedy.json")
 PERPLEXITY = golden("smollm2_135m_q4_1_fp32_perplexity.json")

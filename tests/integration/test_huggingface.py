@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import EXACT
-
 from fitment_engine import LLM, SamplingParams
+from support import EXACT, TINY
 
-TINY = Path(__file__).parents[1] / "data" / "tiny-llama"
 GOLDEN = json.loads((TINY / "golden.json").read_text(encoding="utf-8"))
 
 

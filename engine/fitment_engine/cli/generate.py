@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from fitment.errors import FitmentError
+
 from fitment_engine.cli.options import add_model_options, add_sampling_options, load_model, sampling_params
 
 if TYPE_CHECKING:

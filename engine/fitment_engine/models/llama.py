@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-
 from fitment.description import ModelDescription
+
 from fitment_engine.batch import Batch
 from fitment_engine.binding import Binder, Linear
 from fitment_engine.rope import cos_sin_table

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
-
 from fitment.errors import Problems
 from fitment.formats.base import CheckpointError
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
 from fitment_engine.tokenizer.base import Tokenizer, byte_level, known_stops, sentencepiece
 
 PREFIX = "tokenizer.ggml."

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-
 from fitment.formats.base import CheckpointError
+
 from fitment_engine.tokenizer.base import Tokenizer, byte_level, known_stops, sentencepiece
 
 MAX_BYTES = 256 << 20

@@ -34,14 +34,15 @@ def paged_attention(
     num_kv_heads = k_cache.shape[1] if k_cache.ndim == 4 else 0
     num_blocks, block_size = caches_of(k_cache, v_cache, num_kv_heads, head_size)
     is_right = 0 < head_size <= MAX_HEAD_SIZE and num_kv_heads > 0 and num_heads % num_kv_heads == 0 and block_size > 0
-    check(is_right, "q", q, f"[n, a multiple of {num_kv_heads} heads, at most {MAX_HEAD_SIZE}] for a cache of {list(k_cache.shape)}")
-    is_right = block_table.dtype == torch.int32 and block_table.ndim == 2 and block_table.is_contiguous() and block_table.device.type == "cpu"
+    check(is_right, "q", q, f"[n, a multiple of {num_kv_heads} heads, at most {MAX_HEAD_SIZE}] for caches {list(k_cache.shape)}")
+    is_right = block_table.dtype == torch.int32 and block_table.ndim == 2 and block_table.is_contiguous()
+    is_right = is_right and block_table.device.type == "cpu"
     check(is_right, "block_table", block_table, "contiguous int32 [num_seqs, max_blocks] on the CPU")
     num_seqs, max_blocks = block_table.shape
     indices("cu_query_lens", cu_query_lens, num_seqs + 1)
     indices("seq_lens", seq_lens, num_seqs)
     native.paged_attention(
-        q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_table.data_ptr(), cu_query_lens.data_ptr(), seq_lens.data_ptr(),
-        out.data_ptr(), q.stride(0), q.stride(1), out.stride(0), out.stride(1), scale, num_seqs, max_blocks, num_heads, num_kv_heads,
-        head_size, num_blocks, block_size, TYPES[q.dtype], TYPES[k_cache.dtype],
+        q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_table.data_ptr(), cu_query_lens.data_ptr(),
+        seq_lens.data_ptr(), out.data_ptr(), q.stride(0), q.stride(1), out.stride(0), out.stride(1), scale, num_seqs, max_blocks,
+        num_heads, num_kv_heads, head_size, num_blocks, block_size, TYPES[q.dtype], TYPES[k_cache.dtype],
     )

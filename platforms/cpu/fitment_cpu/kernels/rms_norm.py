@@ -17,8 +17,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tenso
     n, hidden = x.shape
     out_stride = rows_of("out", out, hidden, n)
     check(out.dtype == x.dtype, "out", out, f"{x.dtype} as x")
-    is_right = weight.dtype == torch.float32 and weight.shape == (hidden,) and weight.is_contiguous() and weight.device.type == "cpu"
-    check(is_right, "weight", weight, f"contiguous fp32 [{hidden}] on the CPU")
+    is_right = weight.dtype == torch.float32 and weight.shape == (hidden,) and weight.is_contiguous()
+    check(is_right and weight.device.type == "cpu", "weight", weight, f"contiguous fp32 [{hidden}] on the CPU")
     residual_address = residual_stride = 0
     if residual is not None:
         residual_stride = rows_of("residual", residual, hidden, n)

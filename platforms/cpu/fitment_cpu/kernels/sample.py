@@ -25,8 +25,8 @@ def sample(
     n, vocab = logits.shape
     check(logits.dtype == torch.float32, "logits", logits, "fp32")
     for name, values in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p), ("uniform", uniform)):
-        is_right = values.dtype == torch.float32 and values.shape == (n,) and values.is_contiguous() and values.device.type == "cpu"
-        check(is_right, name, values, f"contiguous fp32 [{n}] on the CPU")
+        is_right = values.dtype == torch.float32 and values.shape == (n,) and values.is_contiguous()
+        check(is_right and values.device.type == "cpu", name, values, f"contiguous fp32 [{n}] on the CPU")
     indices("top_k", top_k, n)
     indices("out", out, n)
     native.sample(
