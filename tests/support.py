@@ -9,7 +9,7 @@ from typing import Any
 DATA = Path(__file__).parent / "data"
 GOLDEN = DATA / "golden"
 TINY = DATA / "tiny-llama"
-EXACT = {"dtype": "fp32", "activations": "fp32", "kv_dtype": "fp32"}
+EXACT: dict[str, Any] = {"dtype": "fp32", "activations": "fp32", "kv_dtype": "fp32"}
 """Options under which a run is comparable, token by token, with another implementation's in fp32."""
 
 

@@ -10,7 +10,6 @@ from fitment.facts import Kind
 from fitment.features import FEATURES, Feature, conflicts
 from fitment.formats import formats
 from fitment.weights.specs import DENSE_DTYPES, ITEMSIZE
-
 from fitment_matrix._request import DEFAULTS, FLAGS, OPEN, Request
 from fitment_matrix._site import Site
 

@@ -12,7 +12,6 @@ from fitment.hardware import Device
 from fitment.kernels import Kernel
 from fitment.ops import Need
 from fitment.weights.specs import WeightSpec
-
 from fitment_matrix._checks import (
     dtype_reasons,
     feature_reasons,

@@ -11,7 +11,6 @@ from fitment.facts import Kind, Value
 from fitment.hardware import Device, Hardware, KVLayout
 from fitment.kernels import Kernel, Speed
 from fitment.weights.specs import ITEMSIZE, GroupAffineSpec, WeightSpec
-
 from fitment_matrix._inventory import Group, Inventory
 from fitment_matrix._plan import MemoryEstimate
 from fitment_matrix._request import FLAGS, Request

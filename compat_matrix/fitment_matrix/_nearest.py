@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any
 
 from fitment.hardware import Device, Hardware
-
 from fitment_matrix._checks import is_positive
 from fitment_matrix._decide import Refusal, decide
 from fitment_matrix._plan import Plan
@@ -170,7 +169,7 @@ def _elsewhere(request: Request, site: Site) -> list[Nearest]:
         others = [*registry.devices, *(hw for name, hw in registry.hardware.items() if name != own)]
     found: list[tuple[tuple[Any, ...], Nearest]] = []
     for other in others:
-        plan = _admitted(request, Site(other, registry, site.engine)) if other != here else None
+        plan = _admitted(request, site.at(other)) if other != here else None
         if plan is None:
             continue
         slowest_first = sorted(-binding.kernel.speed for binding in plan.bindings)[::-1]

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from fitment.facts import Facts
 from fitment.ops import Need
-
 from fitment_matrix._inventory import Inventory
 from fitment_matrix._request import Request
 from fitment_matrix._trials import Choice

@@ -13,7 +13,6 @@ from fitment.kernels import Kernel, Selection, Speed, Verdict
 from fitment.ops import Need
 from fitment.plugins import Platform
 from fitment.weights.specs import WeightSpec
-
 from fitment_matrix._request import Request
 
 

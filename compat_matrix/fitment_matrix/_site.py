@@ -14,7 +14,6 @@ from fitment.hookspecs import EngineInfo
 from fitment.kernels import Selection, Verdict, select
 from fitment.ops import Need
 from fitment.plugins import DEFAULT_ORDERS, Platform, Registry
-
 from fitment_matrix._inventory import Inventory
 from fitment_matrix._request import OPEN, Request
 
@@ -32,6 +31,12 @@ class Site:
         self.platform: Platform = registry.platforms[where.platform]
         self._inventories: dict[tuple[int, bool], tuple[Mapping[str, TensorInfo], Inventory]] = {}
         self._known: dict[tuple[str, Facts, str | None], Selection] = {}
+
+    def at(self, where: Device | Hardware) -> Site:
+        """Another place for the same requests."""
+        other = Site(where, self.registry, self.engine)
+        other._inventories = self._inventories
+        return other
 
     @property
     def name(self) -> str:

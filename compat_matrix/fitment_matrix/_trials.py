@@ -8,7 +8,6 @@ from itertools import product
 
 from fitment.kernels import GraphSafety, Kernel, Selection
 from fitment.ops import Need
-
 from fitment_matrix._request import OPEN
 from fitment_matrix._site import Site
 

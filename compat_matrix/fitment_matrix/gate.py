@@ -13,7 +13,6 @@ from fitment.errors import FitmentError
 from fitment.hardware import Device, Hardware
 from fitment.hookspecs import EngineInfo
 from fitment.plugins import Registry
-
 from fitment_matrix._decide import Refusal, decide, listed
 from fitment_matrix._memory import gib
 from fitment_matrix._nearest import Nearest, nearest

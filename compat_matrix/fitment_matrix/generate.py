@@ -20,7 +20,6 @@ from fitment.kernels import Kernel, Speed
 from fitment.ops import OPS, WEIGHTED, Need
 from fitment.plugins import Registry
 from fitment.weights.specs import DenseSpec, WeightSpec
-
 from fitment_matrix._decide import GRAPHS, capture_reasons
 from fitment_matrix._request import OPEN
 from fitment_matrix._site import Site

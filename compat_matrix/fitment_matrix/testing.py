@@ -24,7 +24,6 @@ from fitment.kernels import Kernel, Speed
 from fitment.ops import OPS, WEIGHTED
 from fitment.plugins import ENGINE_GROUP, Registry, load
 from fitment.weights.specs import DenseSpec, WeightSpec
-
 from fitment_matrix.gate import Request
 
 if TYPE_CHECKING:

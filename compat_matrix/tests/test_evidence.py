@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from fitment.errors import FitmentError
 from fitment.kernels import Kernel
 from fitment_matrix import evidence
@@ -77,7 +78,7 @@ def test_of_several_records_the_most_that_still_holds_counts() -> None:
 
 
 @pytest.mark.parametrize("damage", [
-    {"kernels": []}, {"hardware": None, "kernels": {"k": {}}}, {"kernels": {"k": {"digest": "", "level": "guessed", "passed": 1}}}])
+    {"kernels": []}, {"kernels": {"k": {}}}, {"kernels": {"k": {"digest": "", "level": "guessed", "passed": 1}}}])
 def test_a_file_that_is_no_evidence_is_named(damage: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path, "", "broken.json", **damage)
     with pytest.raises(FitmentError, match=r"broken\.json: no evidence file"):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from fitment.conditions import ALWAYS, all_of, equals, has, is_in
 from fitment.description import RopeScaling
 from fitment.errors import FitmentError

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from fitment.kernels import Kernel, Speed
 from fitment.plugins import Registry
 from fitment.weights.specs import GroupAffineSpec

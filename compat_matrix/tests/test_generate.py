@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from fitment.conditions import ALWAYS, all_of, any_of, at_most, equals, has
 from fitment.facts import Value
 from fitment.features import FEATURES

@@ -7,6 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fitment.conditions import ALWAYS, any_of, equals, is_in
 from fitment.facts import Value
 from fitment.kernels import Kernel, Speed
@@ -15,8 +18,6 @@ from fitment.weights.specs import GroupAffineSpec
 from fitment_matrix.cli._common import find
 from fitment_matrix.gate import Plan, Request, Unfit, admit
 from fitment_matrix.testing import ENGINE, all_kernels, isolate, make_request, plugin, register
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 MIB = 1 << 20
 BIG, SMALL = 64 * MIB, 4 * MIB

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
+
 from fitment.formats import Checkpoint
 from fitment.weights.dense import Dense
 from fitment_matrix.gate import Plan
@@ -50,7 +51,8 @@ class Binder:
 
     def vector(self, name: str) -> torch.Tensor:
         """A one-dimensional weight (a norm's) as fp32 on the device."""
-        return self._read([name]).dequantize(torch.float32).to(self.device).contiguous()
+        values: torch.Tensor = self._read([name]).dequantize(torch.float32)
+        return values.to(self.device).contiguous()
 
     def linear(self, names: Sequence[str]) -> Linear:
         """The weights ``names``, which read one input; neighbours of one spec become one kernel call."""

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from fitment.errors import FitmentError, Problems
-
 from fitment_engine._chat_worker import CPU_SECONDS, MAX_CHARACTERS
 from fitment_engine.tokenizer import Tokenizer
 
@@ -67,8 +66,9 @@ class ChatTemplate:
         return str(answer["text"])
 
     def _start(self) -> subprocess.Popen[str]:
-        self._worker = subprocess.Popen([sys.executable, "-I", "-S", str(_WORKER), *sys.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=subprocess.DEVNULL, text=True, encoding="utf-8")
+        self._worker = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_WORKER), *sys.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True, encoding="utf-8")
         self._finalizer = weakref.finalize(self, _end, self._worker)
         return self._worker
 

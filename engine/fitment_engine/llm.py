@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import count
 from pathlib import Path
@@ -12,8 +12,6 @@ from fitment.errors import FitmentError, Problems
 from fitment.formats import Checkpoint, recognise
 from fitment.hardware import Device
 from fitment.plugins import Registry, load
-from fitment_matrix.gate import Plan, Request, admit
-
 from fitment_engine.binding import Progress
 from fitment_engine.chat import ChatTemplate
 from fitment_engine.engine import Engine
@@ -22,6 +20,7 @@ from fitment_engine.outputs import RequestOutput
 from fitment_engine.runner import Runner
 from fitment_engine.sampling_params import SamplingParams
 from fitment_engine.tokenizer import Tokenizer, tokenizer_for
+from fitment_matrix.gate import Plan, Request, admit
 
 Message = Mapping[str, Any]
 Prompt = str | Seq[int]
@@ -93,7 +92,7 @@ class LLM:
         ids = [self.encode_chat(chat) for chat in chats]  # type: ignore[arg-type]
         return self._run(ids, [None] * len(ids), _each(sampling_params, len(ids)))
 
-    def stream(self, prompt_ids: Seq[int], sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def stream(self, prompt_ids: Seq[int], sampling_params: SamplingParams | None = None) -> Generator[RequestOutput, None, None]:
         """Continue one prompt, given as token ids; yields its output (one object) after each step. Closing it aborts the request."""
         request_id = str(next(self._ids))
         self._engine.add_request(request_id, None, prompt_ids, sampling_params or SamplingParams())

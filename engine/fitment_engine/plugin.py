@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fitment.hookspecs import EngineInfo, hookimpl
-
 from fitment_engine import __version__
 from fitment_engine.models import ARCHITECTURES
 from fitment_engine.rope_scalings import ROPE_SCALINGS

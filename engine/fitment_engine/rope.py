@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+
 from fitment.description import ModelDescription
 from fitment.errors import Problems
-
 from fitment_engine.rope_scalings import REQUIRED, ROPE_SCALINGS, inverse_frequencies
 
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 
 import torch
+
 from fitment.dtypes import torch_dtype
 from fitment.formats import Checkpoint
 from fitment.graphs import Graph, GraphCapture
 from fitment.kernels import load_entry
-from fitment_matrix.gate import Plan
-
 from fitment_engine.batch import Batch
 from fitment_engine.binding import Binder, Progress
 from fitment_engine.models import ARCHITECTURES
 from fitment_engine.sequence import Sequence
+from fitment_matrix.gate import Plan
 
 LOGITS_ROWS = 64
 """Rows of logits computed at once when every token's are wanted."""

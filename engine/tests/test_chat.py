@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+
 from fitment.errors import FitmentError, Problems
 from fitment_engine.chat import ChatTemplate
 

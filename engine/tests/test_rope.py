@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from fitment.description import ModelDescription, RopeScaling
 from fitment.errors import Problems
 from fitment_engine.rope import cos_sin_table

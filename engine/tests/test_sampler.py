@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from fitment.ops import op
 from fitment_engine.sampler import Sampler, adjust, top_logprobs
 from fitment_engine.sampling_params import SamplingParams

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fitment_engine.sampling_params import SamplingParams
 from fitment_engine.scheduler import BlockPool, Scheduler
 from fitment_engine.sequence import Sequence
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 BLOCK = 4
 
 
 def sequence(name: str, num_prompt: int, max_tokens: int) -> Sequence:
-    return Sequence(name, 0, list(range(1, num_prompt + 1)), num_prompt, SamplingParams(max_tokens=max_tokens, temperature=0.0), frozenset())
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    return Sequence(name, 0, list(range(1, num_prompt + 1)), num_prompt, params, frozenset())
 
 
 def compute(scheduled: list[tuple[Sequence, int]]) -> None:
@@ -42,7 +44,7 @@ def test_a_long_prompt_leaves_room_for_running_sequences() -> None:
     compute(scheduler.schedule())
     scheduler.add([long])
     for _ in range(3):
-        step = dict((seq.request_id, count) for seq, count in scheduler.schedule())
+        step = {seq.request_id: count for seq, count in scheduler.schedule()}
         assert step == {"short": 1, "long": 15}
         compute([(short, 1), (long, 15)])
 

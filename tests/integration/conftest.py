@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from fitment_engine import LLM
 from fitment_engine.fetch import resolve
 from support import EXACT

@@ -11,7 +11,12 @@ from support import EXACT
 
 def prompts(number: int, longest: int) -> list[list[int]]:
     rng = random.Random(7)
-    return [[rng.randrange(20, 49000) for _ in range(rng.choice((1, 2, 5, 16, 31, 32, 33, rng.randint(1, longest))))] for _ in range(number)]
+    lengths = [rng.choice((1, 2, 5, 16, 31, 32, 33, rng.randint(1, longest))) for _ in range(number)]
+    return [[rng.randrange(20, 49000) for _ in range(length)] for length in lengths]
+
+
+def tokens(llm: LLM, many: list[list[int]], params: SamplingParams) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(many, params)]
 
 
 def test_64_prompts_in_one_batch_give_what_each_gives_alone(exact: LLM) -> None:
@@ -29,14 +34,14 @@ def test_preempted_sequences_give_the_same(exact: LLM, start: Callable[..., LLM]
     small = start(**EXACT, max_model_len=256, kv_memory_bytes=320 * 30 * layer_bytes)
     many = prompts(8, 60)
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-    assert [o.outputs[0].token_ids for o in small.generate(many, params)] == [o.outputs[0].token_ids for o in exact.generate(many, params)]
+    assert tokens(small, many, params) == tokens(exact, many, params)
 
 
 def test_long_prompts_in_chunks_give_the_same(exact: LLM, start: Callable[..., LLM]) -> None:
     chunked = start(**EXACT, max_batch_tokens=64)
     many = prompts(4, 50) + [[i % 40000 + 20 for i in range(700)]]
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-    assert [o.outputs[0].token_ids for o in chunked.generate(many, params)] == [o.outputs[0].token_ids for o in exact.generate(many, params)]
+    assert tokens(chunked, many, params) == tokens(exact, many, params)
 
 
 def test_a_seed_repeats_its_tokens_whatever_is_beside_it(exact: LLM) -> None:

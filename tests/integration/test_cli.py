@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from fitment.formats import base, safetensors
 from fitment_engine.cli import main
 from support import TINY
@@ -38,9 +39,10 @@ def test_run_reads_the_question_from_standard_input(capsys: pytest.CaptureFixtur
 
 
 def test_generate_writes_a_result_a_line_and_wrong_lines_harm_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prompts = write_lines(tmp_path / "in.jsonl", {"id": "a", "prompt": "hello"}, "{broken", {"prompt_token_ids": [1, 2, 3], "max_tokens": 2},
-                          {"id": "d", "prompt": "x", "temprature": 1}, {"id": "e"}, {"id": "f", "prompt_token_ids": [9999]}, [1],
-                          {"id": "h", "prompt": "x", "temperature": -1}, {"id": "i", "prompt": 5})
+    prompts = write_lines(
+        tmp_path / "in.jsonl", {"id": "a", "prompt": "hello"}, "{broken", {"prompt_token_ids": [1, 2, 3], "max_tokens": 2},
+        {"id": "d", "prompt": "x", "temprature": 1}, {"id": "e"}, {"id": "f", "prompt_token_ids": [9999]}, [1],
+        {"id": "h", "prompt": "x", "temperature": -1}, {"id": "i", "prompt": 5})
     assert main(["generate", str(TINY), "--prompts", str(prompts), "--max-tokens", "4", "--ignore-eos", *FP32]) == 1
     captured = capsys.readouterr()
     found = results(captured.out)
@@ -74,7 +76,8 @@ def test_generate_refuses_a_file_that_is_not_its_own(tmp_path: Path, capsys: pyt
 
 
 def test_bench_prints_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", str(TINY), "--input-len", "16", "--output-len", "4", "--repeats", "2", "--concurrency", "2", "--json", *FP32]) == 0
+    shape = ["--input-len", "16", "--output-len", "4", "--repeats", "2", "--concurrency", "2"]
+    assert main(["bench", str(TINY), *shape, "--json", *FP32]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert {"load_s", "prefill_tokens_per_s", "decode_tokens_per_s", "output_tokens_per_s_at_2"} <= set(figures)
     assert all(figure["min"] <= figure["median"] <= figure["max"] for figure in figures.values())

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+
 from fitment.errors import FitmentError, Problems
 from fitment_engine import LLM, SamplingParams
 from support import EXACT, TINY

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from fitment_engine import LLM, SamplingParams
 from support import EXACT, GOLDEN, golden
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from fitment_engine import LLM, SamplingParams
 from support import EXACT, TINY
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MEMBERS = {path.parent for pattern in ("*/pyproject.toml", "*/*/pyproject.toml") for path in ROOT.glob(pattern) if ".venv" not in path.parts}
+MEMBERS = {path.parent for pattern in ("*/pyproject.toml", "*/*/pyproject.toml") for path in ROOT.glob(pattern)
+           if ".venv" not in path.parts}
 PACKAGES = {package.name: package for member in MEMBERS for package in member.iterdir() if (package / "__init__.py").exists()}
 PLATFORMS = {member for member in MEMBERS if "fitment.platforms" in
              tomllib.loads((member / "pyproject.toml").read_text(encoding="utf-8"))["project"].get("entry-points", {})}
@@ -64,8 +65,10 @@ def platform_branches(tree: ast.Module) -> Iterator[int]:
             operands = list(node.args)
         else:
             continue
-        flat = [item for operand in operands for item in (operand.elts if isinstance(operand, (ast.Tuple, ast.List, ast.Set)) else [operand])]
-        if any(isinstance(item, ast.Constant) and isinstance(item.value, str) and item.value.rstrip(":") in PLATFORM_NAMES for item in flat):
+        flat = [item for operand in operands
+                for item in (operand.elts if isinstance(operand, (ast.Tuple, ast.List, ast.Set)) else [operand])]
+        values = [item.value for item in flat if isinstance(item, ast.Constant)]
+        if any(isinstance(value, str) and value.rstrip(":") in PLATFORM_NAMES for value in values):
             yield node.lineno if hasattr(node, "lineno") else 0
 
 
@@ -96,7 +99,8 @@ TORCH_FREE = ("fitment.facts", "fitment.conditions", "fitment.hardware", "fitmen
 
 
 def test_what_describes_imports_no_torch() -> None:
-    code = f"import importlib, sys\nfor name in {TORCH_FREE!r}: importlib.import_module(name)\nimport fitment.formats\nfitment.formats.formats()\n"
+    code = f"import importlib, sys\nfor name in {TORCH_FREE!r}: importlib.import_module(name)\n"
+    code += "import fitment.formats\nfitment.formats.formats()\n"
     code += "assert not ({'torch', 'triton'} & set(sys.modules)), 'torch was imported'\n"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from fitment.errors import FitmentError
-
 from fitment_matrix import __version__
 
 COMMANDS = {

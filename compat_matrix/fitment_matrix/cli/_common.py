@@ -15,7 +15,6 @@ from fitment.formats import Checkpoint, recognise
 from fitment.hardware import Device, Hardware
 from fitment.hookspecs import EngineInfo
 from fitment.plugins import Registry
-
 from fitment_matrix.render import has_colour, json_text, table, terminal_width
 
 RESOLVER_GROUP = "fitment.resolvers"

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from fitment.ops import OPS
 from fitment.plugins import Registry
-
 from fitment_matrix.cli._common import add_where, engine_of, open_model, places
 from fitment_matrix.gate import Plan, Request, Unfit, admit
 

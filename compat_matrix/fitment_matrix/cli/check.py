@@ -6,7 +6,6 @@ import argparse
 from typing import Any
 
 from fitment.plugins import Registry, load
-
 from fitment_matrix._request import Request
 from fitment_matrix._site import Site
 from fitment_matrix._trials import Choice, Trial

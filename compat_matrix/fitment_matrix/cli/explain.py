@@ -9,7 +9,6 @@ from fitment.features import FEATURES
 from fitment.formats import formats
 from fitment.ops import OPS
 from fitment.plugins import load
-
 from fitment_matrix._plan import verdict_json
 from fitment_matrix._site import Site
 from fitment_matrix.cli._common import dump, engine_of, find, show, unknown

@@ -7,7 +7,6 @@ from typing import Any
 
 from fitment.features import FEATURES
 from fitment.plugins import load
-
 from fitment_matrix._site import Site
 from fitment_matrix.cli._common import add_where, dump, engine_of, places, show
 from fitment_matrix.evidence import load as load_evidence

@@ -11,7 +11,6 @@ from fitment.errors import FitmentError
 from fitment.features import FEATURES
 from fitment.formats import formats
 from fitment.plugins import load
-
 from fitment_matrix.cli._common import dump, unknown
 from fitment_matrix.evidence import load as load_evidence
 from fitment_matrix.generate import Status, generate

@@ -14,7 +14,6 @@ from fitment import __version__
 from fitment.features import FEATURES
 from fitment.hardware import Device
 from fitment.plugins import Platform, Registry, load
-
 from fitment_matrix._memory import gib
 from fitment_matrix._site import Site
 from fitment_matrix.cli._common import dump, engine_of, remedy, show

@@ -6,7 +6,6 @@ import argparse
 
 from fitment.kernels import Verdict
 from fitment.plugins import load
-
 from fitment_matrix._memory import gib
 from fitment_matrix._plan import Binding
 from fitment_matrix.cli import _request

@@ -6,7 +6,6 @@ import argparse
 from typing import Any
 
 from fitment.plugins import Platform, Registry, load
-
 from fitment_matrix.cli._common import dump, remedy, show, unknown
 
 

@@ -171,7 +171,7 @@ def _rope_scaling(fields: Fields, architecture: str, has_factors: bool) -> RopeS
                   if fields.get(f"{architecture}.{key}")}
     if kind == "linear" and "factor" not in parameters:  # the older key, of files from 2023
         parameters["factor"] = fields.number(f"{architecture}.{_LINEAR}", 0, 1e9, 1.0)
-    if kind == "none" or kind == "linear" and parameters["factor"] == 1:
+    if kind == "none" or (kind == "linear" and parameters["factor"] == 1):
         return RopeScaling("factors") if has_factors else None
     if "factor" not in parameters and kind == "yarn":
         fields.problems.append(f"{architecture}.rope.scaling.type is {kind!r} and {architecture}.rope.scaling.factor is missing")

@@ -37,7 +37,7 @@ _SIZES = {kind: struct.calcsize(f"<{code}") for kind, code in SCALARS.items()}
 
 
 class GGUFTensor(NamedTuple):
-    """A row of the tensor table; ``shape`` is outermost first (the file has it innermost first), ``offset`` counts from the file's start."""
+    """A row of the tensor table; ``shape`` is outermost first (in the file: innermost), ``offset`` counts from the file's start."""
 
     name: str
     shape: tuple[int, ...]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from fitment.errors import FitmentError
-
 from fitment_engine import __version__
 
 COMMANDS = {"run": "answer a question, or chat", "generate": "continue many prompts from a file", "bench": "measure this machine"}

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fitment.errors import FitmentError
-
 from fitment_engine.cli.options import add_model_options, add_sampling_options, load_model, sampling_params
 
 if TYPE_CHECKING:

@@ -95,7 +95,6 @@ def load_model(arguments: argparse.Namespace) -> LLM:
     """Resolve, recognise, admit and load the model of the command line; says on stderr what was planned."""
     from fitment.formats import recognise
     from fitment.plugins import load
-
     from fitment_engine.fetch import resolve
 
     template = None

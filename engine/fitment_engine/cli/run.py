@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fitment.errors import FitmentError
-
 from fitment_engine.cli.options import DEFAULT_MODEL, add_model_options, add_sampling_options, load_model, sampling_params
 
 if TYPE_CHECKING:

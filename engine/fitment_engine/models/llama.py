@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from fitment.description import ModelDescription
 
+from fitment.description import ModelDescription
 from fitment_engine.batch import Batch
 from fitment_engine.binding import Binder, Linear
 from fitment_engine.rope import cos_sin_table
@@ -68,11 +68,11 @@ class Llama:
         model, n = self._model, num_tokens
         residual, x, qkv = self._residual[:n], self._x[:n], self._qkv[:n]
         heads, kv_heads, size = model.num_heads, model.num_kv_heads, model.head_size
-        q = qkv[:, : heads * size].unflatten(1, (heads, size))
-        k = qkv[:, heads * size : (heads + kv_heads) * size].unflatten(1, (kv_heads, size))
-        v = qkv[:, (heads + kv_heads) * size :].unflatten(1, (kv_heads, size))
+        q = qkv[:, : heads * size].view(n, heads, size)
+        k = qkv[:, heads * size : (heads + kv_heads) * size].view(n, kv_heads, size)
+        v = qkv[:, (heads + kv_heads) * size :].view(n, kv_heads, size)
         attended, gate_up, activated = self._attended[:n], self._gate_up[:n], self._activated[:n]
-        attended_heads = attended.unflatten(1, (heads, size))
+        attended_heads = attended.view(n, heads, size)
         positions, slots = batch.positions[:n], batch.slot_mapping[:n]
         block_table, seq_lens = batch.block_table[:num_seqs], batch.seq_lens[:num_seqs]
         cu_query_lens = batch.cu_query_lens[: num_seqs + 1]

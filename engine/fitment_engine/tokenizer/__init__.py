@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from fitment.description import TokenizerSource
 from fitment.formats.base import CheckpointError
-
 from fitment_engine.tokenizer.base import IncrementalDetokenizer, Tokenizer
 
 __all__ = ["IncrementalDetokenizer", "Tokenizer", "tokenizer_for"]

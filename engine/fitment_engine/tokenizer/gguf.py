@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
-from fitment.errors import Problems
-from fitment.formats.base import CheckpointError
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
+from fitment.errors import Problems
+from fitment.formats.base import CheckpointError
 from fitment_engine.tokenizer.base import Tokenizer, byte_level, known_stops, sentencepiece
 
 PREFIX = "tokenizer.ggml."
@@ -73,8 +73,8 @@ def from_metadata(metadata: Mapping[str, Any], eos_token_ids: Iterable[int] = ()
     strips = is_llama and fields.flag("add_space_prefix", True)
     fields.check()
     return Tokenizer(
-        library, sentencepiece if is_llama else byte_level, special, frozenset(token for token in stops if token is not None), bos, adds_bos,
-        strips, tokens[bos] if bos is not None else "", tokens[eos] if eos is not None else "",
+        library, sentencepiece if is_llama else byte_level, special, frozenset(token for token in stops if token is not None), bos,
+        adds_bos, strips, tokens[bos] if bos is not None else "", tokens[eos] if eos is not None else "",
         template if isinstance(template, str) else None)
 
 
@@ -144,10 +144,10 @@ def _byte_level_bpe(fields: _Fields, tokens: Sequence[str]) -> tokenizers.Tokeni
         fields.problems.append(f"{PREFIX}merges has {' '.join(wrong)[:40]!r}, whose parts or result are no tokens")
     fields.check()
     expressions, ignores_merges = PRE_TOKENIZERS[pre]
-    library = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=ignores_merges))  # type: ignore[arg-type]
+    library = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=ignores_merges))
     splits = [pre_tokenizers.Split(Regex(expression), behavior="isolated") for expression in expressions]
-    library.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])  # type: ignore[assignment]
-    library.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    library.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    library.decoder = decoders.ByteLevel()
     return library
 
 
@@ -164,7 +164,7 @@ def _sentencepiece_bpe(fields: _Fields, tokens: Sequence[str]) -> tokenizers.Tok
         vocab=vocabulary, merges=_merges(tokens, scores, vocabulary), byte_fallback=True, fuse_unk=True,
         unk_token=tokens[unknown] if unknown is not None else None))
     steps = [normalizers.Prepend("▁")] if has_prefix else []
-    library.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])  # type: ignore[assignment]
+    library.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
     return library
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from fitment.formats.base import CheckpointError
 
+from fitment.formats.base import CheckpointError
 from fitment_engine.tokenizer.base import Tokenizer, byte_level, known_stops, sentencepiece
 
 MAX_BYTES = 256 << 20
@@ -62,8 +62,8 @@ def _decoding(decoder: Mapping[str, Any], path: str) -> tuple[Any, bool]:
         return byte_level, False
     if "ByteFallback" in kinds or kinds == {"Metaspace"}:
         return sentencepiece, "Strip" in kinds or "Metaspace" in kinds
-    raise CheckpointError(f"{path}: its decoder is {', '.join(sorted(map(str, kinds))) or 'none'}; served are ByteLevel, and ByteFallback or "
-                          "Metaspace (SentencePiece)")
+    found = ", ".join(sorted(map(str, kinds))) or "none"
+    raise CheckpointError(f"{path}: its decoder is {found}; served are ByteLevel, and ByteFallback or Metaspace (SentencePiece)")
 
 
 def _token(value: Any) -> str:

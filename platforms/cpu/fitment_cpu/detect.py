@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -138,7 +139,8 @@ def _memory() -> tuple[int, int]:
         if words and words[0].isdigit() and int(words[0]) < total:
             total = int(words[0])
             current = _words(Path("/sys/fs/cgroup") / used)
-            reclaimable = sum(int(line.split()[1]) for line in _lines(Path("/sys/fs/cgroup/memory.stat")) if line.startswith("inactive_file "))
+            reclaimable = sum(int(line.split()[1]) for line in _lines(Path("/sys/fs/cgroup/memory.stat"))
+                              if line.startswith("inactive_file "))
             available = min(available, total - max(int(current[0]) - reclaimable, 0) if current else total)
     return total, max(available, 0)
 
@@ -168,14 +170,10 @@ def _known_memory(found: Probe) -> dict[str, int]:
 
 def _environment(machine: str) -> dict[str, Value]:
     facts: dict[str, Value] = {"python": platform.python_version(), "os": sys.platform, "machine": machine}
-    try:
+    with suppress(PackageNotFoundError):
         facts["torch"] = version("torch")
-    except PackageNotFoundError:
-        pass
-    try:  # not platform.libc_ver, which reads the whole interpreter
+    with suppress(ValueError, OSError, AttributeError):  # not platform.libc_ver, which reads the whole interpreter
         name, _, number = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
         if name == "glibc":
             facts["glibc"] = number
-    except (ValueError, OSError, AttributeError):
-        pass
     return facts

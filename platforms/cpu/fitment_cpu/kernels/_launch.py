@@ -29,7 +29,8 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 def check(is_right: bool, name: str, tensor: torch.Tensor, wanted: str) -> None:
     """Raise ValueError about the argument ``name`` unless ``is_right``."""
     if not is_right:
-        raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())} on {tensor.device}; wanted {wanted}")
+        raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())} on {tensor.device}; "
+                         f"wanted {wanted}")
 
 
 def rows_of(name: str, tensor: torch.Tensor, cols: int | None = None, rows: int | None = None) -> int:
@@ -47,8 +48,8 @@ def heads_of(name: str, tensor: torch.Tensor, n: int | None = None, head_size: i
     shape = tensor.shape
     is_right = (len(shape) == 3 and tensor.dtype in TYPES and tensor.device.type == "cpu" and (shape[2] <= 1 or tensor.stride(2) == 1)
                 and (n is None or shape[0] == n) and (head_size is None or shape[2] == head_size))
-    check(is_right, name, tensor, f"a CPU tensor [{'n' if n is None else n}, heads, {'size' if head_size is None else head_size}] of fp32, bf16 "
-                                  "or fp16 with a contiguous last axis")
+    check(is_right, name, tensor, f"a CPU tensor [{'n' if n is None else n}, heads, {'size' if head_size is None else head_size}] of fp32, "
+                                  "bf16 or fp16 with a contiguous last axis")
 
 
 def indices(name: str, tensor: torch.Tensor, count: int) -> None:
@@ -64,7 +65,8 @@ def caches_of(k_cache: torch.Tensor, v_cache: torch.Tensor, num_kv_heads: int, h
         is_right = (len(shape) == 4 and cache.dtype in TYPES and cache.device.type == "cpu" and cache.is_contiguous()
                     and shape[1] == num_kv_heads and shape[3] == head_size and shape == k_cache.shape and cache.dtype == k_cache.dtype
                     and shape[2] % 16 == 0)
-        check(is_right, name, cache, f"a contiguous CPU tensor [blocks, {num_kv_heads}, a multiple of 16 slots, {head_size}] of fp32, bf16 or fp16")
+        check(is_right, name, cache, f"a contiguous CPU tensor [blocks, {num_kv_heads}, a multiple of 16 slots, {head_size}] of fp32, bf16 "
+                                     "or fp16")
     return k_cache.shape[0], k_cache.shape[2]
 
 

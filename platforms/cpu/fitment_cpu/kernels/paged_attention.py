@@ -29,12 +29,12 @@ def paged_attention(
     """
     heads_of("q", q)
     n, num_heads, head_size = q.shape
-    heads_of("out", out, n, head_size)
-    check(out.dtype == q.dtype and out.shape == q.shape, "out", out, f"{q.dtype} {list(q.shape)} as q")
     num_kv_heads = k_cache.shape[1] if k_cache.ndim == 4 else 0
     num_blocks, block_size = caches_of(k_cache, v_cache, num_kv_heads, head_size)
     is_right = 0 < head_size <= MAX_HEAD_SIZE and num_kv_heads > 0 and num_heads % num_kv_heads == 0 and block_size > 0
     check(is_right, "q", q, f"[n, a multiple of {num_kv_heads} heads, at most {MAX_HEAD_SIZE}] for caches {list(k_cache.shape)}")
+    heads_of("out", out, n, head_size)
+    check(out.dtype == q.dtype and out.shape == q.shape, "out", out, f"{q.dtype} {list(q.shape)} as q")
     is_right = block_table.dtype == torch.int32 and block_table.ndim == 2 and block_table.is_contiguous()
     is_right = is_right and block_table.device.type == "cpu"
     check(is_right, "block_table", block_table, "contiguous int32 [num_seqs, max_blocks] on the CPU")
