@@ -25,7 +25,7 @@ SMALLEST = {"max_num_seqs": 1, "max_batch_tokens": 256}
 ROUND = 1024
 """A shortened context is a multiple of this, where it is longer."""
 
-_MIB = 1 << 20
+_KIB, _MIB = 1 << 10, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,8 @@ def _said(request: Request, plan: Plan, site: Site) -> Nearest | None:
         changes["max_model_len"] = length - length % ROUND if length > ROUND else length
     if changed.kv_memory_bytes != request.kv_memory_bytes:
         one = -(-plan.max_model_len // plan.kv_layout.block_size) * (plan.memory.cache // plan.num_blocks)
-        changes["kv_memory_bytes"] = -(-one // _MIB) * _MIB
+        unit = _MIB if one >= 16 * _MIB else _KIB
+        changes["kv_memory_bytes"] = -(-one // unit) * unit
     changed = _raised(request, replace(changed, **changes), site)
     admitted = _admitted(changed, site)
     return Nearest(options_text(request, changed), admitted.summary(), changed, site.where) if admitted else None
@@ -153,7 +154,8 @@ def options_text(asked: Request, changed: Request) -> str:
              for name in ("dtype", "activations", "kv_dtype", "max_model_len", "max_num_seqs", "max_batch_tokens")
              if getattr(asked, name) != getattr(changed, name)]
     if asked.kv_memory_bytes != changed.kv_memory_bytes and changed.kv_memory_bytes is not None:
-        parts.append(f"{FLAGS['kv_memory_bytes']} {changed.kv_memory_bytes // _MIB}M")
+        number = changed.kv_memory_bytes
+        parts.append(f"{FLAGS['kv_memory_bytes']} {f'{number // _KIB}K' if number % _MIB else f'{number // _MIB}M'}")
     parts += [f"without {FLAGS['features']} {shlex.quote(name)}" for name in asked.features if name not in changed.features]
     parts += [f"without {FLAGS['kernels']} {shlex.quote(f'{op}={name}')}" for op, name in asked.kernels.items()
               if op not in changed.kernels]

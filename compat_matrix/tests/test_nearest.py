@@ -88,7 +88,7 @@ def test_a_context_beyond_the_model_becomes_the_models() -> None:
 
 def test_a_cache_that_is_too_small_is_offered_with_what_one_sequence_takes() -> None:
     [first, *_] = offers(make_request(max_model_len=512, kv_memory_bytes=1), toys(), "new-big")
-    assert first == "--kv-memory 1M"
+    assert first == "--kv-memory 128K", "32 blocks of 4096 bytes"
 
 
 def test_a_smaller_step_is_halved_no_further_than_it_must() -> None:

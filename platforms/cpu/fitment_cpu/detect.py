@@ -19,6 +19,8 @@ from fitment.facts import Facts, Kind, Value
 from fitment.hardware import Device, Hardware, Listing
 from fitment_cpu._build import is_built, native_levels
 
+ROOT = Path("/")
+
 _DTYPES = {
     "bf16": ("avx512_bf16", "amx_bf16", "bf16"),
     "fp16": ("avx512_fp16", "amx_fp16", "fphp"),
@@ -34,10 +36,14 @@ _SECONDARY = ("pku", "flush_l1d", "clzero", "clwb", "cldemote", "waitpkg", "seri
 
 @dataclass(frozen=True)
 class Probe:
-    """What was found on a machine; a size of 0 is not known."""
+    """What was found on a machine; a size of 0 is not known, nor is an empty name.
+
+    ``isa`` and ``vendor`` are archspec's; ``part`` is Arm's number of the core's design, which tells cores of one feature set apart.
+    """
 
     machine: str
     vendor: str
+    part: str
     brand: str
     isa: frozenset[str]
     cores: int
@@ -46,12 +52,13 @@ class Probe:
     memory_available_bytes: int
 
 
-def probe() -> Probe:
-    """Look at this machine; never raises for what cannot be found."""
+def probe(root: Path = ROOT) -> Probe:
+    """Look at this machine, whose /proc and /sys lie under ``root``; never raises for what cannot be found."""
     info = detected_info()
-    total, available = _memory()
-    return Probe(platform.machine(), info.vendor, brand_string() or platform.processor() or platform.machine(),
-                 frozenset(info.features), usable_cores(), _caches(Path("/sys/devices/system/cpu/cpu0/cache")), total, available)
+    isa = info.features or (TARGETS[info.name].features if info.name in TARGETS else ())  # macOS tells the model alone
+    brand = next((words for line in _lines(root / "proc/cpuinfo") for key, _, words in (line.partition(": "),)
+                  if key.strip() == "model name"), "") or brand_string() or ""
+    return Probe(_machine(), info.vendor, info.cpu_part, brand, frozenset(isa), usable_cores(root), _caches(root), *_memory(root))
 
 
 def list_devices(profiles: Iterable[Hardware], found: Probe | None = None) -> Listing:
@@ -72,7 +79,8 @@ def list_devices(profiles: Iterable[Hardware], found: Probe | None = None) -> Li
     reasons = () if is_built() else (Reason(
         "FIT-BUILD-CPU-NATIVE", Kind.BUILD, "cpu.native_isa", "the native kernels",
         "not built: no C++ compiler was found when fitment-cpu was installed", REBUILD),)
-    return Listing((Device("cpu:0", "cpu", match.name if match else "", found.brand, facts),), reasons)
+    title = found.brand or (match.title if match else found.machine)
+    return Listing((Device("cpu:0", "cpu", match.name if match else "", title, facts),), reasons)
 
 
 REBUILD = "install a C++20 compiler (g++ 11 or newer), then: pip install --force-reinstall --no-deps fitment-cpu"
@@ -86,18 +94,18 @@ def dtypes(isa: frozenset[str]) -> frozenset[str]:
 def closest(found: Probe, profiles: Iterable[Hardware]) -> Hardware | None:
     """The profile with the most features among those whose features (but for what hypervisors hide) this machine has.
 
-    A maker's own part is preferred to a generic level.
+    A maker's own part is preferred to a generic level, and the very core to another with the same features.
     """
-    best: tuple[tuple[bool, int], Hardware] | None = None
+    best: tuple[tuple[bool, bool, int], Hardware] | None = None
     for profile in profiles:
         isa = profile.facts["isa"]
         assert isinstance(isa, frozenset)
         target = TARGETS.get(str(profile.facts["arch"]))
-        if target is None or str(target.family) != {"amd64": "x86_64", "arm64": "aarch64"}.get(found.machine, found.machine):
+        if target is None or str(target.family) != found.machine:
             continue
         if target.vendor not in ("generic", found.vendor) or not _telling(isa) <= found.isa:
             continue
-        rank = (target.vendor != "generic", len(isa))
+        rank = (target.vendor != "generic", bool(found.part) and target.cpu_part == found.part, len(isa))
         if best is None or rank > best[0]:
             best = (rank, profile)
     return best[1] if best else None
@@ -107,55 +115,80 @@ def _telling(isa: frozenset[str]) -> frozenset[str]:
     return frozenset(feature for feature in isa if not feature.startswith(_SECONDARY))
 
 
-def usable_cores() -> int:
-    """Processors that this process may use: its affinity mask, cut by the cgroup's quota; at least 1."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _words(Path("/sys/fs/cgroup/cpu.max"))  # cgroup v2: "max 100000" or "200000 100000"
-    if len(quota) != 2:
-        quota = _words(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")) + _words(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us"))
-    if len(quota) == 2 and all(word.isdigit() for word in quota) and int(quota[1]):
-        count = min(count, max(1, -(-int(quota[0]) // int(quota[1]))))
+def _machine() -> str:
+    """The processor's family by Linux's name, which other systems spell otherwise."""
+    return {"AMD64": "x86_64", "ARM64": "aarch64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+
+
+def usable_cores(root: Path = ROOT) -> int:
+    """Physical cores that this process may use: those of its affinity mask, cut by the quotas of its control groups; at least 1."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    siblings = (_words(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in allowed)
+    count = len({tuple(words) or (str(cpu),) for cpu, words in zip(allowed, siblings, strict=True)})
+    for folder in _control_groups(root):
+        for quota in (_words(folder / "cpu.max"), _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")):
+            if len(quota) == 2 and all(word.isdigit() for word in quota) and int(quota[1]):  # not "max 100000", "-1 100000"
+                count = min(count, -(-int(quota[0]) // int(quota[1])))
     return max(1, count)
 
 
-def _words(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="ascii").split()
-    except (OSError, UnicodeDecodeError):
-        return []
+def _control_groups(root: Path) -> list[Path]:
+    """The folders of this process's control groups, of version 2 and 1, and of the groups above them."""
+    found: dict[Path, None] = {}
+    for line in _lines(root / "proc/self/cgroup"):  # "0::/user.slice" or "4:cpu,cpuacct:/docker/1f2e"
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        top = root / "sys/fs/cgroup" / controllers
+        folder = top / path.lstrip("/")
+        found.update(dict.fromkeys((folder, *(above for above in folder.parents if above.is_relative_to(top)))))
+    return list(found)
 
 
-def _memory() -> tuple[int, int]:
-    """Bytes of memory in all and free for use, cut by the cgroup's limits; 0 where it cannot be found."""
+def _memory(root: Path) -> tuple[int, int]:
+    """Bytes of memory in all and free for use, cut by the limits of this process's control groups; 0 where it cannot be found."""
     try:
         total = available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         total = available = 0
-    for line in _lines(Path("/proc/meminfo")):
-        if line.startswith("MemAvailable:"):
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith("MemTotal:"):
+            total = 1024 * int(line.split()[1])
+        elif line.startswith("MemAvailable:"):
             available = 1024 * int(line.split()[1])
-    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
-        words = _words(Path("/sys/fs/cgroup") / limit)
-        if words and words[0].isdigit() and int(words[0]) < total:
-            total = int(words[0])
-            current = _words(Path("/sys/fs/cgroup") / used)
-            reclaimable = sum(int(line.split()[1]) for line in _lines(Path("/sys/fs/cgroup/memory.stat"))
-                              if line.startswith("inactive_file "))
-            available = min(available, total - max(int(current[0]) - reclaimable, 0) if current else total)
-    return total, max(available, 0)
+    for folder in _control_groups(root):
+        for limit, used, reclaimable in _MEMORY_FILES:
+            words, current = _words(folder / limit), _words(folder / used)
+            if words and words[0].isdigit() and int(words[0]) < total:
+                total = int(words[0])
+                kept = int(current[0]) - _stat(folder / "memory.stat", reclaimable) if current else 0
+                available = min(available, max(total - max(kept, 0), 0))
+    return total, available
+
+
+_MEMORY_FILES = (("memory.max", "memory.current", "inactive_file"),
+                 ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))
+"""A control group's limit, use, and the line of memory.stat for the part that is given up on demand: version 2, version 1."""
+
+
+def _stat(path: Path, name: str) -> int:
+    return next((int(line.split()[1]) for line in _lines(path) if line.startswith(f"{name} ")), 0)
+
+
+def _words(path: Path) -> list[str]:
+    return " ".join(_lines(path)).split()
 
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="ascii", errors="replace").splitlines()
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
 
 
-def _caches(folder: Path) -> dict[str, int]:
-    """Cache sizes by fact key, from sysfs."""
+def _caches(root: Path) -> dict[str, int]:
+    """Cache sizes by fact key."""
     found = {}
-    for index in sorted(folder.glob("index*")):
+    for index in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, kind, size = (" ".join(_words(index / name)) for name in ("level", "type", "size"))
         key = {("1", "Data"): "cache_l1d_bytes", ("2", "Unified"): "cache_l2_bytes", ("3", "Unified"): "cache_l3_bytes"}.get((level, kind))
         if key and size[:-1].isdigit() and size[-1] in "KM":

@@ -48,7 +48,7 @@ def _case(heads: tuple[int, int, int, int], n: int, dtype: str) -> Case:
         row = tensor(call, "cos_sin").to(torch.float64)[tensor(call, "positions").long()].unsqueeze(1)
         turn = torch.complex(row[..., : rot // 2], row[..., rot // 2 :])
         kept = torch.arange(size) >= rot
-        return {name: Close(_turned(tensor(call, name).to(torch.float64), turn), tolerance(facts), kept) for name in ("q", "k")}
+        return {x: Close(_turned(tensor(call, x).to(torch.float64), turn), tolerance(facts), kept) for x in ("q", "k")}
 
     return Case(name, facts, build, expect)
 

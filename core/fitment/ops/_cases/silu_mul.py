@@ -36,8 +36,10 @@ def _case(n: int, m: int, dtype: str, gates: tuple[float, ...] = ()) -> Case:
     facts = Facts({"dtype": dtype})
 
     def build(seed: int) -> Call:
-        x = Draw(name, seed).normal(n, 2 * m, dtype=dtype)
-        x[:, : len(gates)] = torch.tensor(gates)
+        draw = Draw(name, seed)
+        x = draw.normal(n, 2 * m, dtype=dtype)
+        if gates:
+            x[:, : len(gates)], x[:, m : m + len(gates)] = torch.tensor(gates), draw.uniform(n, len(gates), low=-1)
         return {"x": Arg(x, is_strided=True), "out": Arg(torch.empty(n, m, dtype=torch_dtype(dtype)), Role.OUT, is_strided=True)}
 
     def expect(call: Call) -> Mapping[str, Expected]:
