@@ -3,25 +3,22 @@
 The conformance kit writes a file a platform and device::
 
     {"platform": "cpu", "hardware": "zen4", "device": "AMD EPYC", "date": "2026-12-01", "versions": {"torch": "2.13.0"},
-     "kernels": {"cpu.rms_norm": {"digest": "<sha256 of the sources>", "passed": 12, "level": "executed"}}}
+     "kernels": {"cpu.rms_norm": {"digest": "<sources_digest>", "passed": 12, "level": "executed"}}}
 
-and the files are committed. A kernel whose sources have another digest now has no evidence any more.
+and the files are committed. Evidence for a kernel whose sources have another digest now (``fitment.kernels.sources_digest``) has lapsed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from fitment.errors import FitmentError
-from fitment.kernels import Kernel
+from fitment.kernels import Kernel, sources_digest
 
 _PACKAGE = Path(__file__).parent
 
@@ -86,32 +83,12 @@ class Book:
         if not records:
             return Evidence()
         best = max(records, key=lambda record: (record.evidence.level, record.evidence.date))
-        valid = [record.evidence for record in records if record.digest == digest(kernel)]
+        now = sources_digest(kernel)
+        valid = [record.evidence for record in records if record.digest == now]
         if valid:
             return max(valid, key=lambda evidence: (evidence.level, evidence.date))
         was = f"{best.evidence.level.name.lower()} {best.evidence.date}"
         return Evidence(note=f"{was} has lapsed: the sources have changed since")
-
-
-def digest(kernel: Kernel) -> str:
-    """SHA-256 over the names and contents of a kernel's sources, in sorted order; "" when one of them is not there.
-
-    Each source adds its name as declared, a zero byte, its content and a zero byte. Nothing is imported.
-    """
-    return _digest(kernel.entry.partition(".")[0].partition(":")[0], tuple(sorted(kernel.sources)))
-
-
-@cache
-def _digest(package: str, sources: tuple[str, ...]) -> str:
-    spec = find_spec(package)
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    total = hashlib.sha256()
-    for source in sources:
-        path = next((path for folder in folders if (path := Path(folder) / source).is_file()), None)
-        if path is None:
-            return ""
-        total.update(source.encode() + b"\0" + path.read_bytes() + b"\0")
-    return total.hexdigest()
 
 
 def committed() -> Path:

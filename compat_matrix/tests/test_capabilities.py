@@ -18,12 +18,14 @@ from fitment.conditions import equals
 from fitment.errors import FitmentError
 from fitment.facts import Value
 from fitment.features import FEATURES
+from fitment.formats import formats
 from fitment.kernels import Kernel, Speed
 from fitment_matrix.cli import COMMANDS, main
 from fitment_matrix.cli._request import memory
 from fitment_matrix.testing import ENGINE, all_kernels, isolate, plugin, write_model
 
 MIB = 1 << 20
+READ = {fmt.name: f"{len(fmt.specs)} of {len(fmt.specs) + len(fmt.recognised)} encodings" for fmt in formats().values()}
 
 
 @pytest.fixture(autouse=True)
@@ -63,17 +65,17 @@ def error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_the_overview(capsys: pytest.CaptureFixture[str]) -> None:
     status, text = run(capsys)
     assert status == 0
-    assert text == """\
+    assert text == f"""\
 Fitment 0.1.0 · Linux 6.1, Python 3.11.7
 
   device  hardware  arch    memory   formats  features  worst evidence
-  null:0  null      null_1  8.0 GiB  2 of 2   3 of 31   declared
+  null:0  null      null_1  8.0 GiB  2 of 2   3 of {len(FEATURES)}   declared
 
-  reference on null:0  gguf (6 of 34 encodings), safetensors (3 of 22 encodings), continuous_batching, kv_cache.bf16, sampling
+  reference on null:0  gguf ({READ["gguf"]}), safetensors ({READ["safetensors"]}), continuous_batching, kv_cache.bf16, sampling
   not here             chunked_prefill (the engine has none yet), prefix_caching (the engine has none yet), graph_capture \
-(needs kernels that a graph can hold), kv_cache.fp32 (the engine has none yet) … 24 more: capabilities features
+(needs kernels that a graph can hold), kv_cache.fp32 (the engine has none yet) … {len(FEATURES) - 3 - 4} more: capabilities features
 
-  null:0 is slow: torch computes linear layers (null.reference.linear); the platform has no other kernel for them
+  null:0 is slow  torch computes linear layers (null.reference.linear); the platform has no other kernel for them
 """
     data = read(capsys)
     assert data["devices"][0]["features"]["graph_capture"] == {
@@ -94,7 +96,7 @@ def test_check_says_yes_in_one_line_and_why_it_is_slow(capsys: pytest.CaptureFix
     assert text == f"""\
 Yes. null (null_1, 8.0 GiB) runs tiny: safetensors reference, 512 tokens, fp32 cache, no graphs. Plan {digest}
 
-  slow: torch computes linear layers (null.reference.linear); the platform has no other kernel for them
+  slow  torch computes linear layers (null.reference.linear); the platform has no other kernel for them
 """
     assert len(digest) == 12
 
@@ -288,7 +290,7 @@ def test_the_whole_matrix_as_text_and_markdown(capsys: pytest.CaptureFixture[str
     assert "  null-2    null      unsupported          unsupported\n" in text
     markdown = run(capsys, "matrix", "--markdown")[1]
     assert markdown.startswith("# What runs where\n")
-    assert "| null | null | reference, 6 of 34 encodings, declared | reference, 3 of 22 encodings, declared |" in markdown
+    assert f"| null | null | reference, {READ['gguf']}, declared | reference, {READ['safetensors']}, declared |" in markdown
     assert "| gguf:Q4_1 | null-2 | `FIT-HW-ARCH` needs arch = null_1; arch is null_2 |" in markdown
 
 

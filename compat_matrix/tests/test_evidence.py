@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fitment import kernels
 from fitment.errors import FitmentError
 from fitment.kernels import Kernel
 from fitment_matrix import evidence
 from fitment_matrix.evidence import Book, Evidence, Level, Record
 
 KERNEL = Kernel("linear", "acme.linear", "evidence_acme.kernels:linear", sources=("native/b.cpp", "a.py"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_remembered() -> None:
+    kernels._digest.cache_clear()
+
+
+def digest() -> str:
+    found = kernels.sources_digest(KERNEL)
+    assert found is not None
+    return found
 
 
 @pytest.fixture
@@ -26,21 +37,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "a.py").write_text("A", encoding="utf-8")
     (folder / "native" / "b.cpp").write_text("B", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    evidence._digest.cache_clear()
     return folder
-
-
-def test_the_digest_is_of_names_and_contents_in_sorted_order(package: Path) -> None:
-    assert evidence.digest(KERNEL) == hashlib.sha256(b"a.py\0A\0native/b.cpp\0B\0").hexdigest()
-    evidence._digest.cache_clear()
-    (package / "a.py").write_text("changed", encoding="utf-8")
-    assert evidence.digest(KERNEL) == hashlib.sha256(b"a.py\0changed\0native/b.cpp\0B\0").hexdigest()
-
-
-def test_sources_that_are_not_there_have_no_digest(package: Path) -> None:
-    (package / "a.py").unlink()
-    assert evidence.digest(KERNEL) == ""
-    assert evidence.digest(Kernel("linear", "x", "nowhere_at_all.kernels:linear", sources=("a.py",))) == ""
 
 
 def write(folder: Path, digest: str, name: str = "acme-a1.json", **changes: Any) -> None:
@@ -51,7 +48,7 @@ def write(folder: Path, digest: str, name: str = "acme-a1.json", **changes: Any)
 
 @pytest.mark.usefixtures("package")
 def test_a_file_is_read_and_holds_for_its_hardware_alone(tmp_path: Path) -> None:
-    write(tmp_path, evidence.digest(KERNEL))
+    write(tmp_path, digest())
     book = evidence.load(tmp_path)
     found = book.of("a1", KERNEL)
     assert found.sentence() == "executed 2026-02-03 (Acme One, torch 2.13.0; 12 cases)"
@@ -60,17 +57,23 @@ def test_a_file_is_read_and_holds_for_its_hardware_alone(tmp_path: Path) -> None
 
 
 def test_evidence_lapses_when_a_source_changes(package: Path, tmp_path: Path) -> None:
-    write(tmp_path, evidence.digest(KERNEL))
+    write(tmp_path, digest())
     (package / "native" / "b.cpp").write_text("B2", encoding="utf-8")
-    evidence._digest.cache_clear()
+    kernels._digest.cache_clear()  # as in a new process
     found = evidence.load(tmp_path).of("a1", KERNEL)
     assert found.level is Level.DECLARED
     assert found.sentence() == "declared (executed 2026-02-03 has lapsed: the sources have changed since)"
 
 
+def test_evidence_lapses_when_a_source_is_gone(package: Path, tmp_path: Path) -> None:
+    write(tmp_path, digest())
+    (package / "a.py").unlink()
+    assert evidence.load(tmp_path).of("a1", KERNEL).level is Level.DECLARED
+
+
 @pytest.mark.usefixtures("package")
 def test_of_several_records_the_most_that_still_holds_counts() -> None:
-    now = evidence.digest(KERNEL)
+    now = digest()
     records = [Record("a1", "acme.linear", "old", Evidence(Level.EXECUTED, "2026-03-01")),
                Record("a1", "acme.linear", now, Evidence(Level.COMPILED, "2026-02-01")),
                Record("a1", "acme.linear", now, Evidence(Level.INTERPRETED, "2026-01-01"))]

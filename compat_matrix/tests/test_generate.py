@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,11 +10,11 @@ from fitment.conditions import ALWAYS, all_of, any_of, at_most, equals, has
 from fitment.facts import Value
 from fitment.features import FEATURES
 from fitment.formats import formats
-from fitment.kernels import GraphSafety, Kernel, Speed
+from fitment.kernels import GraphSafety, Kernel, Speed, sources_digest
 from fitment.plugins import Registry
 from fitment_matrix._site import Site
 from fitment_matrix.cli._common import find
-from fitment_matrix.evidence import Book, Evidence, Level, Record, digest
+from fitment_matrix.evidence import Book, Evidence, Level, Record
 from fitment_matrix.generate import Cell, Status, Survey, generate, slowness
 from fitment_matrix.testing import ENGINE, all_kernels, isolate, null_platform, plugin, register
 
@@ -136,19 +135,15 @@ def test_slow_linear_layers_are_told_with_the_reason() -> None:
     assert alone.sentence() == "torch computes linear layers (null.reference.linear); the platform has no other kernel for them"
 
 
-def test_a_cells_evidence_is_its_weakest_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "made_up_kernels"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise ImportError('nothing is imported to take a digest')\n", encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    registry = toys()
-    table, linear = next(kernel for kernel in registry.platforms["toy"].kernels if kernel.op == "embedding"), LINEAR[0]
-    seen = [Record("one", table.name, digest(table), Evidence(Level.EXECUTED, "2026-01-02", "toy"))]
+def test_a_cells_evidence_is_its_weakest_kernels() -> None:
+    registry = null_platform()
+    kernels = {kernel.op: kernel for kernel in registry.platforms["null"].kernels}
+    levels = {"embedding": Level.EXECUTED, "linear": Level.COMPILED}
+    seen = [Record("null", kernels[op].name, sources_digest(kernels[op]) or "", Evidence(level)) for op, level in levels.items()]
     thing = formats()["safetensors"], "BF16"
-    assert survey("one", registry, Book(seen)).encoding(*thing).evidence.level is Level.DECLARED
-    seen.append(Record("one", linear.name, digest(linear), Evidence(Level.COMPILED, "2026-01-01", "toy")))
-    assert survey("one", registry, Book(seen)).encoding(*thing).evidence.level is Level.COMPILED
-    assert survey("two", registry, Book(seen)).encoding(*thing).evidence.level is Level.DECLARED
+    assert survey("null", registry, Book(seen)).encoding(*thing).evidence.level is Level.COMPILED
+    assert survey("null:0", registry, Book(seen)).encoding(*thing).evidence.level is Level.COMPILED, "a device of this profile"
+    assert survey("null", registry, Book(seen[:1])).encoding(*thing).evidence.level is Level.DECLARED
 
 
 def test_the_matrix_has_a_cell_for_everything_on_every_profile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
         assert place is not None
         print(f"Yes. {describe(place)} runs {name_of(decision.request)}: {decision.summary()}. Plan {decision.digest}")
         if slow:
-            print(f"\n  slow: {slow}")
+            print()
+            show([("slow", slow)])
     return 0
 
 

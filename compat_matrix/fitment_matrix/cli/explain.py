@@ -95,7 +95,8 @@ def _print(cell: Cell, parts: list[Cell], site: Site) -> None:
         show(passed)
     slow = slowness(site, cell.trial)
     if slow:
-        print(f"\n  slow: {slow.sentence()}")
+        print()
+        show([("slow", slow.sentence())])
     if cell.kernels and cell.evidence.level < Level.EXECUTED:
         kit = f"pytest --pyargs fitment.conformance --platform {site.platform.name} --evidence FILE"
         print(f"\n  to raise: on this hardware, {kit}")

@@ -108,7 +108,8 @@ def _print(data: Mapping[str, Any], registry: Registry) -> None:
         print()
         show(_lists(device))
         if device["slow"]:
-            print(f"\n  {device['id']} is slow: {device['slow']['sentence']}")
+            print()
+            show([(f"{device['id']} is slow", device["slow"]["sentence"])])
 
 
 def _row(device: Mapping[str, Any]) -> tuple[str, ...]:

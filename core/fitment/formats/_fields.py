@@ -9,9 +9,21 @@ from fitment.description import ModelDescription, RopeScaling
 from fitment.formats._files import shown
 
 MAX_LAYERS = 10_000
+MAX_HEADS = 1 << 16
 MAX_SIZE = 1 << 24
 MAX_VOCAB = 1 << 28
 MAX_POSITION = 1 << 31
+
+UNKNOWN = "?"
+"""Stands for a text that is missing or wrong."""
+
+_SCALE_RANGE = (1e-6, float(MAX_POSITION))
+_REQUIRED = {
+    "linear": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+"""The parameters that a kind of rotary scaling cannot do without; kinds that are not here are for others to refuse."""
 
 KEYS = ("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_size", "vocab_size",
         "max_position", "rotary_size", "rms_norm_eps", "rope_theta")
@@ -21,7 +33,7 @@ KEYS = ("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_h
 class Fields:
     """Reads typed values out of ``values`` and appends a sentence to ``problems`` for each that is missing or wrong.
 
-    A wrong value comes back as its lower bound, so that reading goes on and finds the rest.
+    A wrong value comes back as a bound of its range, so that reading goes on and finds the rest.
     """
 
     def __init__(self, values: Mapping[str, Any], problems: list[str]) -> None:
@@ -30,8 +42,13 @@ class Fields:
         self._bad: set[str] = set()
 
     def is_good(self, *keys: str) -> bool:
-        """Whether none of ``keys`` has been found missing or wrong, so that a check of one against another makes sense."""
+        """Whether none of ``keys`` has been found missing or wrong."""
         return self._bad.isdisjoint(keys)
+
+    def contradiction(self, keys: tuple[str, ...], problem: str) -> None:
+        """Note that the values of ``keys`` do not go together, unless one of them is already known to be wrong."""
+        if self.is_good(*keys):
+            self.problems.append(f"{' and '.join(dict.fromkeys(keys))}: {problem}")
 
     def get(self, key: str) -> Any:
         """The raw value, or None where it is absent or null."""
@@ -80,7 +97,7 @@ class Fields:
         if isinstance(value, str) and 0 < len(value) <= 200 and value.isprintable():
             return value
         self._wrong(key, value, "a short printable string")
-        return default or "?"
+        return default or UNKNOWN
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
         """Token ids below ``vocab_size``, given as an int, a list of ints, or nothing."""
@@ -95,37 +112,53 @@ class Fields:
 def describe(fields: Fields, keys: Mapping[str, str], *, defaults: Mapping[str, float], architecture: str,
              rotary_fraction: float = 1.0, rope_scaling: RopeScaling | None = None, tie_embeddings: bool = False,
              sliding_window: int | None = None, name: str = "") -> ModelDescription:
-    """Build a description; what is wrong goes to ``fields.problems`` and the result is then not to be used.
+    """Build a description; what is wrong goes to ``fields.problems``, and its place in the result is filled with a bound.
 
     Args:
         fields: The metadata.
-        keys: The metadata's key for each name of :data:`KEYS`.
+        keys: The metadata's key for each name of :data:`KEYS`; ``rotary_size`` may be left out.
         defaults: Values for the names that may be absent.
-        rotary_fraction: The share of a head that is rotated, where ``rotary_size`` is absent.
+        rotary_fraction: The share of a head that is rotated, where no ``rotary_size`` says it.
         architecture, rope_scaling, tie_embeddings, sliding_window, name: As in the description.
     """
     def count(field: str, high: int, default: int | None = None) -> int:
         return fields.integer(keys[field], 1, high, default)
 
     hidden_size = count("hidden_size", MAX_SIZE)
-    num_heads = count("num_heads", 1 << 16)
-    num_kv_heads = count("num_kv_heads", 1 << 16, default=num_heads)
-    is_sound = fields.is_good(keys["hidden_size"], keys["num_heads"])
-    if fields.get(keys["head_size"]) is None and hidden_size % num_heads and is_sound:
-        fields.problems.append(f"{keys['hidden_size']} {hidden_size} is not a multiple of {keys['num_heads']} {num_heads}, "
-                               f"and {keys['head_size']} is missing")
-    if num_heads % num_kv_heads and fields.is_good(keys["num_heads"], keys["num_kv_heads"]):
-        fields.problems.append(f"{keys['num_heads']} {num_heads} is not a multiple of {keys['num_kv_heads']} {num_kv_heads}")
-    head_size = count("head_size", 1 << 16, default=max(1, hidden_size // num_heads))
-    rotary_size = count("rotary_size", 1 << 16, default=int(head_size * rotary_fraction))
-    is_sound = is_sound and fields.is_good(keys["head_size"], keys["rotary_size"])
-    if is_sound and (rotary_size > head_size or rotary_size % 2 or not rotary_size):
-        fields.problems.append(f"{keys['rotary_size']} {rotary_size} is not an even number in 2..{head_size}, the size of a head")
+    num_heads = count("num_heads", MAX_HEADS)
+    num_kv_heads = count("num_kv_heads", MAX_HEADS, default=num_heads)
+    head_size = count("head_size", MAX_HEADS, default=max(1, hidden_size // num_heads))
+    rotary_size = max(1, int(head_size * rotary_fraction))
+    if "rotary_size" in keys:
+        rotary_size = count("rotary_size", MAX_HEADS, default=rotary_size)
+    if fields.get(keys["head_size"]) is None and hidden_size % num_heads:
+        fields.contradiction((keys["hidden_size"], keys["num_heads"]), f"{hidden_size} is not a multiple of {num_heads}, "
+                             f"and {keys['head_size']} is missing")
+    if num_heads % num_kv_heads:
+        fields.contradiction((keys["num_heads"], keys["num_kv_heads"]), f"{num_heads} is not a multiple of {num_kv_heads}")
+    if rotary_size > head_size or rotary_size % 2:
+        fields.contradiction((keys.get("rotary_size", keys["head_size"]), keys["head_size"]),
+                             f"{rotary_size} elements of a head of {head_size} are rotated, wanted an even number of them")
     return ModelDescription(
         architecture=architecture, num_layers=count("num_layers", MAX_LAYERS), hidden_size=hidden_size,
         intermediate_size=count("intermediate_size", MAX_SIZE), num_heads=num_heads, num_kv_heads=num_kv_heads,
         head_size=head_size, vocab_size=count("vocab_size", MAX_VOCAB), max_position=count("max_position", MAX_POSITION),
         rms_norm_eps=fields.number(keys["rms_norm_eps"], 0, 1, defaults.get("rms_norm_eps")),
-        rope_theta=fields.number(keys["rope_theta"], 0, 1e30, defaults.get("rope_theta")),
+        rope_theta=fields.number(keys["rope_theta"], 1, 1e30, defaults.get("rope_theta")),
         rotary_size=rotary_size, rope_scaling=rope_scaling, tie_embeddings=tie_embeddings, sliding_window=sliding_window,
         name=name)
+
+
+def scaling(fields: Fields, kind: str, keys: Mapping[str, str]) -> RopeScaling:
+    """Rotary scaling of ``kind``: the metadata's key for each parameter's name; one that is absent is left out.
+
+    Numbers are held to a range in which no formula overflows; what is missing or wrong goes to ``fields.problems``.
+    """
+    parameters = {name: fields.number(key, *_SCALE_RANGE) for name, key in keys.items() if fields.get(key) is not None}
+    for name in _REQUIRED.get(kind, ()):
+        if name not in parameters:
+            fields.problems.append(f"rotary scaling of type {kind!r} has no {name}")
+    low, high = (parameters.get(f"{end}_freq_factor") for end in ("low", "high"))
+    if low is not None and high is not None and low >= high:
+        fields.problems.append(f"rotary scaling has low_freq_factor {low:g}, wanted less than high_freq_factor {high:g}")
+    return RopeScaling(kind, parameters)

@@ -1,4 +1,4 @@
-"""Opening files that may be hostile: memory maps, JSON, and error messages that stay short."""
+"""Reading files that may be hostile: memory maps, JSON, and error messages that stay short."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import mmap
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from fitment.formats.base import CheckpointError
+from fitment.formats.base import CheckpointError, TensorInfo
 
 MAX_SHOWN = 20
 """Problems that one error message spells out; the rest are counted."""
@@ -24,6 +25,8 @@ _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", _GENERIC_NORESERVE)
 
 def shown(value: object, limit: int = 60) -> str:
     """``repr(value)``, cut to ``limit`` characters."""
+    if isinstance(value, (str, list)):
+        value = value[:limit + 1]  # each item takes at least a character
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an int of more digits than Python prints, or lists in lists in lists
@@ -82,6 +85,22 @@ def check_size(path: Path, buffer: mmap.mmap, end: int) -> None:
         raise CheckpointError(f"{path}: the file shrank to {size} bytes while it was open, {end} are needed; fetch it again")
 
 
+def find(path: Path, tensors: Mapping[str, TensorInfo], name: str, served: Iterable[str]) -> TensorInfo:
+    """The tensor ``name``, which is there and has a spec.
+
+    Raises:
+        CheckpointError: it is not there, or of an encoding that is none of ``served``.
+    """
+    info = tensors.get(name)
+    if info is None:
+        near = get_close_matches(name, tensors, n=3)
+        raise CheckpointError(f"{path}: no tensor {shown(name)}" + (f"; near it are {', '.join(near)}" if near else ""))
+    if info.spec is None:
+        raise CheckpointError(f"{path}: {name} is {info.encoding} of shape {info.shape}, which is not read; read are "
+                              f"{', '.join(served)}; convert the checkpoint to one of these")
+    return info
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
@@ -96,13 +115,13 @@ def _no_constant(text: str) -> float:
 
 
 def parse_json(text: bytes, where: str) -> dict[str, Any]:
-    """A JSON object; duplicate names and NaN are refused.
+    """A JSON object in UTF-8; duplicate names and NaN are refused.
 
     Raises:
         CheckpointError: ``text`` is no JSON object, or one nested too deeply; the message begins with ``where``.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError:
         raise CheckpointError(f"{where}: JSON nested too deeply") from None
     except ValueError as error:

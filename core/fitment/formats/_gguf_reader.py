@@ -4,7 +4,8 @@ Layout (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): magic, versi
 their values, the tensor table, padding to the alignment, the tensors. Strings are a u64 length and UTF-8 bytes.
 
 Nothing is built from a claimed count: the header is walked, and each step must lie inside the file. Arrays and strings are skipped
-over at open and decoded when somebody asks for them, since a vocabulary is nearly all of a header.
+over at open and decoded when somebody asks for them, since a vocabulary is nearly all of a header. Arrays of arrays, which llama.cpp
+refuses as well, are not served.
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ MAX_TENSORS = 1 << 17
 MAX_KEY_BYTES = 65535
 MAX_NAME_BYTES = 64
 MAX_DIMENSIONS = 4
-MAX_NESTING = 4
-MAX_ITEMS = 1 << 23
-"""Strings and arrays inside arrays, over a whole header: each costs a step, and no vocabulary comes near."""
+MAX_STRINGS = 1 << 22
+"""Strings in arrays, over a whole header: each costs a step, and no vocabulary comes near."""
 
 _U32 = struct.Struct("<I").unpack_from
 _U64 = struct.Struct("<Q").unpack_from
@@ -54,7 +54,7 @@ class _Cursor:
         self.buffer = buffer
         self.end = len(buffer)
         self.position = position
-        self.items_left = MAX_ITEMS
+        self.strings_left = MAX_STRINGS
 
     def fail(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {problem} (at byte {self.position} of {self.end})")
@@ -75,6 +75,13 @@ class _Cursor:
         value: int = _U64(self.buffer, self.skip(8, what))[0]
         return value
 
+    def name(self, what: str, limit: int) -> str:
+        """A string that messages will show."""
+        name = self.string(what, limit)
+        if not name or not name.isprintable():
+            raise self.fail(f"{what} is {shown(name)}, wanted a printable name")
+        return name
+
     def string(self, what: str, limit: int | None = None) -> str:
         length = self.u64(f"the length of {what}")
         if limit is not None and length > limit:
@@ -89,39 +96,31 @@ class _Cursor:
         """An array's element type and count."""
         kind = self.u32(f"the element type of {what}")
         count = self.u64(f"the count of {what}")
-        if kind not in SCALARS and kind not in (STRING, ARRAY):
-            raise self.fail(f"{what} has elements of the unknown type {kind}")
+        if kind not in SCALARS and kind != STRING:
+            found = "arrays, which is not served" if kind == ARRAY else f"the unknown type {kind}"
+            raise self.fail(f"{what} is an array of {found}; the file is damaged or newer than this version")
         return kind, count
 
-    def skip_value(self, kind: int, what: str, depth: int = 0) -> None:
+    def skip_value(self, kind: int, what: str) -> None:
         """Step over one value; what it claims to hold must lie inside the file."""
         if kind in SCALARS:
             self.skip(_SIZES[kind], what)
         elif kind == STRING:
             self.skip(self.u64(f"the length of {what}"), what)
         elif kind == ARRAY:
-            self._skip_array(what, depth)
+            kind, count = self.array_head(what)
+            if kind == STRING:
+                self._skip_strings(count, what)
+            else:
+                self.skip(count * _SIZES[kind], what)
         else:
             raise self.fail(f"{what} has the unknown type {kind}; the file is damaged or newer than this version")
 
-    def _skip_array(self, what: str, depth: int) -> None:
-        if depth == MAX_NESTING:
-            raise self.fail(f"{what} has arrays nested more than {MAX_NESTING} deep")
-        kind, count = self.array_head(what)
-        if kind in SCALARS:
-            self.skip(count * _SIZES[kind], what)
-            return
-        if count > self.items_left or 8 * count > self.end - self.position:
-            raise self.fail(f"{what} claims {count} strings or arrays, more than the file can hold or than {MAX_ITEMS} in all")
-        self.items_left -= count
-        if kind == STRING:
-            self._skip_strings(count, what)
-            return
-        for _ in range(count):
-            self.skip_value(kind, what, depth + 1)
-
     def _skip_strings(self, count: int, what: str) -> None:
         # The hot loop of opening a file: positions only grow, so one that leaves the file is caught by the next read or at the end.
+        if count > self.strings_left or 8 * count > self.end - self.position:
+            raise self.fail(f"{what} claims {count} strings, more than the file can hold or than {MAX_STRINGS} in all")
+        self.strings_left -= count
         buffer, position = self.buffer, self.position
         try:
             for _ in range(count):
@@ -138,9 +137,7 @@ class _Cursor:
             return self.string(what)
         if kind == ARRAY:
             kind, count = self.array_head(what)
-            if kind in SCALARS:
-                return self._scalars(kind, count, what)
-            return [self.value(kind, what) for _ in range(count)]
+            return [self.string(what) for _ in range(count)] if kind == STRING else self._scalars(kind, count, what)
         return self._scalars(kind, 1, what)[0]
 
     def _scalars(self, kind: int, count: int, what: str) -> list[Any]:
@@ -225,11 +222,10 @@ class GGUFFile:
         self.version, num_tensors, num_keys = _head(cursor)
         self.metadata = Metadata(path, self.buffer)
         for _ in range(num_keys):
-            key = cursor.string("a metadata key", MAX_KEY_BYTES)
+            key = cursor.name("a metadata key", MAX_KEY_BYTES)
             if key in self.metadata:
                 raise cursor.fail(f"the metadata key {shown(key)} appears twice")
             self.metadata._add(key, cursor.u32(f"the type of {shown(key)}"), cursor)
-        _refuse_splits(path, self.metadata)
         rows = [_table_row(cursor) for _ in range(num_tensors)]
         self.tensors = _place(path, rows, cursor.position, _alignment(path, self.metadata), len(self.buffer))
 
@@ -252,7 +248,7 @@ def _head(cursor: _Cursor) -> tuple[int, int, int]:
     cursor.position = 4
     version = cursor.u32("the version")
     if version and not version & 0xFFFF:
-        raise cursor.fail("is big-endian, which is not served; convert it with gguf_convert_endian.py of llama.cpp")
+        raise cursor.fail("is big-endian, which is not served; convert it with gguf-convert-endian of the package gguf")
     if version not in VERSIONS:
         raise cursor.fail(f"is GGUF version {version}, served are {', '.join(map(str, VERSIONS))}; convert the model again")
     num_tensors, num_keys = cursor.u64("the tensor count"), cursor.u64("the key count")
@@ -269,16 +265,9 @@ def _alignment(path: Path, metadata: Metadata) -> int:
     return alignment
 
 
-def _refuse_splits(path: Path, metadata: Metadata) -> None:
-    count = metadata.get("split.count", 1)
-    if type(count) is not int or count > 1:
-        raise CheckpointError(f"{path}: split.count is {shown(count)}: the file is one of several parts, which are not served yet; "
-                              "merge them with llama-gguf-split --merge")
-
-
 def _table_row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     """Name, dimensions (outermost first), type number and offset of one tensor, as the file has them."""
-    name = cursor.string("a tensor name", MAX_NAME_BYTES)
+    name = cursor.name("a tensor name", MAX_NAME_BYTES)
     what = f"the table row of tensor {name!r}"
     num_dimensions = cursor.u32(what)
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:

@@ -1,4 +1,4 @@
-"""Ops: a module each, with the contract, the reference implementation in plain torch, the conformance cases and the tolerance.
+"""Ops: a module each, with the contract and the reference implementation in plain torch; cases and tolerances lie in ``_cases``.
 
 This module is the table of them and imports no torch. Terms that all contracts share:
 
@@ -40,7 +40,7 @@ class Need:
 
 @cache
 def op(name: str) -> Any:
-    """The module of an op (imports torch): ``reference``, and for conformance ``cases``, ``tolerance``."""
+    """The module of an op (imports torch), which has its ``reference``."""
     return import_module(f"{__name__}.{name}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,16 +79,16 @@ def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
 
 
 @contextmanager
-def _bar(words: str, total: int) -> Iterator[Any]:
-    """A progress bar on stderr that shows itself only on a terminal; yields a function that advances it."""
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Progress on stderr, shown on a terminal alone; yields a function of what happens, how much is done, and of how much."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
     console = Console(stderr=True)
     with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=console, transient=True,
                   disable=not console.is_terminal) as progress:
-        task = progress.add_task(words, total=total)
-        yield lambda number: progress.advance(task, number)
+        task = progress.add_task("", total=None, visible=False)
+        yield lambda words, done, total: progress.update(task, description=words, completed=done, total=total, visible=True)
 
 
 def load_model(arguments: argparse.Namespace) -> LLM:
@@ -106,14 +106,23 @@ def load_model(arguments: argparse.Namespace) -> LLM:
     options = {name: getattr(arguments, name) for name in _REQUEST if getattr(arguments, name) is not None}
     if arguments.features:
         options["features"] = tuple(arguments.features)
-    checkpoint = recognise(resolve(arguments.model))
+    with _progress() as report:
+        checkpoint = recognise(resolve(arguments.model, report))
 
     from fitment_engine.llm import LLM, admit_here  # torch, from here on
 
     plan = admit_here(checkpoint, load(), arguments.device, **options)
     print(headline(arguments.model, plan), file=sys.stderr)
-    with _bar("loading", sum(info.nbytes for info in checkpoint.tensors.values())) as advance:
-        return LLM.from_plan(checkpoint, plan, template, advance)
+    total = sum(info.nbytes for info in checkpoint.tensors.values())
+    done = 0
+
+    def loaded(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        report("loading", done, total)
+
+    with _progress() as report:
+        return LLM.from_plan(checkpoint, plan, template, loaded)
 
 
 def headline(name: str, plan: Any) -> str:

@@ -21,6 +21,9 @@ from fitment_cpu._build import is_built, native_levels
 
 ROOT = Path("/")
 
+_FAMILIES = {"AMD64": "x86_64", "ARM64": "aarch64", "arm64": "aarch64"}
+"""Where a system's name of the processor's family is not archspec's."""
+
 _DTYPES = {
     "bf16": ("avx512_bf16", "amx_bf16", "bf16"),
     "fp16": ("avx512_fp16", "amx_fp16", "fphp"),
@@ -28,7 +31,7 @@ _DTYPES = {
 }
 """Element types that a processor multiplies directly, beside fp32, and the features that say so."""
 
-_SECONDARY = ("pku", "flush_l1d", "clzero", "clwb", "cldemote", "waitpkg", "serialize", "movdir", "fsgsbase", "rd", "tsc_adjust", "sha",
+_SECONDARY = ("pku", "flush_l1d", "clzero", "cldemote", "waitpkg", "serialize", "movdir", "fsgsbase", "rd", "tsc_adjust", "sha",
               "clflushopt", "xsave", "cpuid", "evtstrm", "ssbs", "sb", "pac", "bti", "dcpop", "dit", "ecv", "dgh", "rng", "aes", "uscat",
               "lrcpc", "ilrcpc", "pmull", "crc32")
 """Beginnings of features that hypervisors hide and no kernel here uses: they do not tell one profile from another."""
@@ -58,7 +61,7 @@ def probe(root: Path = ROOT) -> Probe:
     isa = info.features or (TARGETS[info.name].features if info.name in TARGETS else ())  # macOS tells the model alone
     brand = next((words for line in _lines(root / "proc/cpuinfo") for key, _, words in (line.partition(": "),)
                   if key.strip() == "model name"), "") or brand_string() or ""
-    return Probe(_machine(), info.vendor, info.cpu_part, brand, frozenset(isa), usable_cores(root), _caches(root), *_memory(root))
+    return Probe(platform.machine(), info.vendor, info.cpu_part, brand, frozenset(isa), usable_cores(root), _caches(root), *_memory(root))
 
 
 def list_devices(profiles: Iterable[Hardware], found: Probe | None = None) -> Listing:
@@ -71,14 +74,14 @@ def list_devices(profiles: Iterable[Hardware], found: Probe | None = None) -> Li
     found = found or probe()
     match = closest(found, profiles)
     arch = match.facts["arch"] if match else found.machine
-    family = match.facts["arch_family"] if match else found.machine
+    family = match.facts["arch_family"] if match else _FAMILIES.get(found.machine, found.machine)
     facts = Facts({
         "arch": arch, "arch_family": family, "vendor": found.vendor, "isa": found.isa, "dtypes": dtypes(found.isa), "cores": found.cores,
         "cpu.native_isa": native_levels(found.isa), **found.caches, **_known_memory(found), **_environment(found.machine),
     })
     reasons = () if is_built() else (Reason(
         "FIT-BUILD-CPU-NATIVE", Kind.BUILD, "cpu.native_isa", "the native kernels",
-        "not built: no C++ compiler was found when fitment-cpu was installed", REBUILD),)
+        "not built: when fitment-cpu was installed, a C++20 compiler was missing or failed", REBUILD),)
     title = found.brand or (match.title if match else found.machine)
     return Listing((Device("cpu:0", "cpu", match.name if match else "", title, facts),), reasons)
 
@@ -101,7 +104,7 @@ def closest(found: Probe, profiles: Iterable[Hardware]) -> Hardware | None:
         isa = profile.facts["isa"]
         assert isinstance(isa, frozenset)
         target = TARGETS.get(str(profile.facts["arch"]))
-        if target is None or str(target.family) != found.machine:
+        if target is None or str(target.family) != _FAMILIES.get(found.machine, found.machine):
             continue
         if target.vendor not in ("generic", found.vendor) or not _telling(isa) <= found.isa:
             continue
@@ -113,11 +116,6 @@ def closest(found: Probe, profiles: Iterable[Hardware]) -> Hardware | None:
 
 def _telling(isa: frozenset[str]) -> frozenset[str]:
     return frozenset(feature for feature in isa if not feature.startswith(_SECONDARY))
-
-
-def _machine() -> str:
-    """The processor's family by Linux's name, which other systems spell otherwise."""
-    return {"AMD64": "x86_64", "ARM64": "aarch64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
 
 
 def usable_cores(root: Path = ROOT) -> int:
@@ -158,11 +156,11 @@ def _memory(root: Path) -> tuple[int, int]:
     for folder in _control_groups(root):
         for limit, used, reclaimable in _MEMORY_FILES:
             words, current = _words(folder / limit), _words(folder / used)
-            if words and words[0].isdigit() and int(words[0]) < total:
-                total = int(words[0])
+            if words and words[0].isdigit():  # not "max"
                 kept = int(current[0]) - _stat(folder / "memory.stat", reclaimable) if current else 0
-                available = min(available, max(total - max(kept, 0), 0))
-    return total, available
+                total = min(total, int(words[0]))
+                available = min(available, int(words[0]) - max(kept, 0))
+    return total, max(available, 0)
 
 
 _MEMORY_FILES = (("memory.max", "memory.current", "inactive_file"),

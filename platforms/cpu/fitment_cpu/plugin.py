@@ -37,10 +37,11 @@ _CONDITIONS: dict[str, Condition] = {
     "sample": ALWAYS,
 }
 _PREPARE = "fitment_cpu.kernels.weights:prepare"
-_NATIVE = ("native/args.h", "native/vec.inl", "native/pool.cpp")
+_NATIVE = ("kernels/_launch.py", "native/args.h", "native/pool.cpp", "native/scratch.h", "native/vec.h", "native/vec.inl")
+_PACKED = ("kernels/weights.py", "native/linear.inl", "native/pack.h", "native/pack.cpp")
 _SOURCES = {
-    "linear": ("native/linear.inl", "native/pack.h", "native/pack.cpp"),
-    "embedding": ("native/linear.inl", "native/pack.h", "native/pack.cpp"),
+    "linear": _PACKED,
+    "embedding": _PACKED,
     "paged_attention": ("native/attention.inl",),
     "sample": ("native/sample.inl",),
 }

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from fitment.dtypes import torch_dtype
 from fitment.facts import Facts
 from fitment.hardware import KVLayout
 from fitment.kernels import GraphSafety
@@ -88,8 +87,7 @@ def cases(layout: KVLayout) -> Iterator[Case]:
             for dtype, kv_dtype in every:
                 yield _case(batch, heads, dtype, kv_dtype, layout)
     for kv_dtype in cache_dtypes(layout):
-        for heads in ((4, 1, 64), (1, 1, 64)):
-            yield _needle(heads, kv_dtype, layout)
+        yield _needle((4, 1, 64), kv_dtype, layout)
 
 
 def _facts(dtype: str, kv_dtype: str, layout: KVLayout, heads: tuple[int, int, int], query_length: int) -> Facts:
@@ -108,30 +106,61 @@ def _call(q: Arg, caches: tuple[torch.Tensor, torch.Tensor], table: torch.Tensor
 def _case(batch: Batch, heads: tuple[int, int, int], dtype: str, kv_dtype: str, layout: KVLayout) -> Case:
     num_heads, num_kv_heads, size = heads
     name = f"{batch.name}-h{num_heads}-{num_kv_heads}-d{size}/{dtype}-kv-{kv_dtype}"
-    facts = _facts(dtype, kv_dtype, layout, heads, max(batch.query_lens, default=0))
-    longest = [length for _, length in batch.sequences]
+    facts = _facts(dtype, kv_dtype, layout, heads, max(batch.query_lens, default=1))
+    most = [length for _, length in batch.sequences]
 
     def build(seed: int) -> Call:
         draw = Draw(name, seed)
         sequences = batch.of_seed(seed)
-        table = block_table(draw, longest[::-1] if seed else longest, layout.block_size)
-        caches = tuple(_filled(draw, table, sequences, heads, kv_dtype, layout) for _ in "kv")
-        n = sum(batch.query_lens) + batch.padding
-        q = draw.normal(n, num_heads, size, dtype=dtype, scale=batch.score_scale)
-        return _call(Arg(q, is_strided=True), (caches[0], caches[1]), table, sequences, layout)
+        table = block_table(draw, most[::-1] if seed else most, layout.block_size)
+        lengths = [length for _, length in sequences]
+        k_cache, v_cache = (_filled(draw, table, lengths, num_blocks(most, layout.block_size), heads, kv_dtype, layout) for _ in "kv")
+        q = draw.normal(sum(batch.query_lens) + batch.padding, num_heads, size, dtype=dtype, scale=batch.score_scale)
+        return _call(q, k_cache, v_cache, table, sequences, layout)
 
     return Case(name, facts, build, lambda call: _expect(call, layout, tolerance(facts)), batch.safety)
 
 
-def _filled(draw: Draw, table: torch.Tensor, sequences: tuple[tuple[int, int], ...], heads: tuple[int, int, int], kv_dtype: str,
+def _needle(heads: tuple[int, int, int], kv_dtype: str, layout: KVLayout) -> Case:
+    """Every query head has one key among all the tokens that it matches: past 65536, the last, the first, one between."""
+    num_heads, num_kv_heads, size = heads
+    name = f"needle-{NEEDLE_LENGTH}-h{num_heads}-{num_kv_heads}-d{size}/{kv_dtype}-kv-{kv_dtype}"
+    facts = _facts(kv_dtype, kv_dtype, layout, heads, 1)
+    lengths = [NEEDLE_LENGTH]
+
+    def build(seed: int) -> Call:
+        draw = Draw(name, seed)
+        table = block_table(draw, lengths, layout.block_size)
+        count = num_blocks(lengths, layout.block_size)
+        k_cache, v_cache = (_filled(draw, table, lengths, count, heads, kv_dtype, layout) for _ in "kv")
+        q = draw.normal(1, num_heads, size, dtype=kv_dtype)
+        places = torch.tensor((65536 + layout.block_size, NEEDLE_LENGTH - 1, 0, NEEDLE_LENGTH // 3)[:num_heads])
+        k_cache.flatten(0, 1)[slots(table, 0, 0, NEEDLE_LENGTH, layout.block_size)[places], 0] = 4 * q[0]
+        return _call(q, k_cache, v_cache, table, ((1, NEEDLE_LENGTH),), layout)
+
+    return Case(name, facts, build, lambda call: _expect(call, layout, tolerance(facts)))
+
+
+def _facts(dtype: str, kv_dtype: str, layout: KVLayout, heads: tuple[int, int, int], query_length: int) -> Facts:
+    return cache_facts(dtype, kv_dtype, layout, heads[2], heads[0] // heads[1]) | {"query_length": query_length}
+
+
+def _filled(draw: Draw, table: torch.Tensor, lengths: list[int], count: int, heads: tuple[int, int, int], kv_dtype: str,
             layout: KVLayout) -> torch.Tensor:
-    """A cache that holds normal values for the tokens of ``sequences`` and NaN elsewhere."""
-    lengths = [length for _, length in sequences]
-    count = num_blocks(lengths, layout.block_size)
-    cache = empty_cache(max(count, int(table.max()) + 1 if table.numel() else 0), layout, heads[1], heads[2], kv_dtype)
+    """A cache of ``count`` blocks that holds normal values for the sequences' tokens and NaN elsewhere."""
+    cache = empty_cache(count, layout, heads[1], heads[2], kv_dtype)
     for i, length in enumerate(lengths):
         cache.flatten(0, 1)[slots(table, i, 0, length, layout.block_size)] = draw.normal(length, *heads[1:], dtype=kv_dtype)
     return cache
+
+
+def _call(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, table: torch.Tensor,
+          sequences: tuple[tuple[int, int], ...], layout: KVLayout) -> Call:
+    bounds = torch.tensor((0, *(count for count, _ in sequences))).cumsum(0).to(torch.int32)
+    seq_lens = torch.tensor([length for _, length in sequences], dtype=torch.int32)
+    return {"q": Arg(q, is_strided=True), "k_cache": Arg(k_cache, order=layout.k_order), "v_cache": Arg(v_cache, order=layout.v_order),
+            "block_table": Arg(table), "cu_query_lens": Arg(bounds), "seq_lens": Arg(seq_lens), "scale": q.shape[2] ** -0.5,
+            "out": Arg(torch.empty_like(q), Role.OUT, is_strided=True)}
 
 
 def _expect(call: Call, layout: KVLayout, tolerance: float) -> Mapping[str, Expected]:
@@ -147,24 +176,3 @@ def _expect(call: Call, layout: KVLayout, tolerance: float) -> Mapping[str, Expe
             out[rows] = causal(q[rows], k_cache[where], v_cache[where], scale)
     kept = (torch.arange(q.shape[0]) >= bounds[-1]).view(-1, 1, 1)
     return {"out": Close(out, tolerance, kept)}
-
-
-def _needle(heads: tuple[int, int, int], kv_dtype: str, layout: KVLayout) -> Case:
-    """Every query head has one key among all the tokens that it matches, at the ends, in the middle, past 65536."""
-    num_heads, _, size = heads
-    name = f"needle-{NEEDLE_LENGTH}-h{num_heads}-{heads[1]}-d{size}/{kv_dtype}-kv-{kv_dtype}"
-    facts = _facts(kv_dtype, kv_dtype, layout, heads, 1)
-    sequences = ((1, NEEDLE_LENGTH),)
-
-    def build(seed: int) -> Call:
-        draw = Draw(name, seed)
-        table = block_table(draw, [NEEDLE_LENGTH], layout.block_size)
-        k_cache, v_cache = (_filled(draw, table, sequences, heads, kv_dtype, layout) for _ in "kv")
-        q = draw.normal(1, num_heads, size, dtype=kv_dtype)
-        places = torch.tensor((65536 + layout.block_size, NEEDLE_LENGTH - 1, 0, NEEDLE_LENGTH // 3)[:num_heads]) - seed % 2 * (seed > 1)
-        where = slots(table, 0, 0, NEEDLE_LENGTH, layout.block_size)[places]
-        k_cache.flatten(0, 1)[where, 0] = (q[0] * (4 * size**0.5 / q[0].to(torch.float32).square().mean(-1, keepdim=True) / size**0.5)).to(
-            torch_dtype(kv_dtype))
-        return _call(Arg(q, is_strided=True), (k_cache, v_cache), table, sequences, layout)
-
-    return Case(name, facts, build, lambda call: _expect(call, layout, tolerance(facts)))
