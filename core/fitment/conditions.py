@@ -13,7 +13,7 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from fitment.facts import FactRegistry, Kind, Value, from_json, to_json
+from fitment.facts import FactRegistry, Kind, Value, to_json
 
 _MISSING = object()
 
@@ -148,13 +148,16 @@ class AllOf(Condition):
 
 @dataclass(frozen=True)
 class AnyOf(Condition):
-    """One part must hold. When none does, the reasons of the part nearest to holding are reported."""
+    """One part must hold. When none does, the reasons of the part nearest to holding are reported.
+
+    A part against which only missing facts stand is nearer than any that fails, since it may yet hold.
+    """
 
     parts: tuple[Condition, ...]
 
     def check(self, facts: Mapping[str, Value], registry: FactRegistry) -> tuple[Reason, ...]:
         checked = [part.check(facts, registry) for part in self.parts]
-        return min(checked, key=lambda reasons: (len(reasons), any(not reason.unknown for reason in reasons)))
+        return min(checked, key=lambda reasons: (any(not reason.unknown for reason in reasons), len(reasons)))
 
     def keys(self) -> frozenset[str]:
         return frozenset().union(*(part.keys() for part in self.parts))
@@ -204,7 +207,9 @@ def multiple_of(key: str, value: int) -> Condition:
 
 
 def has(key: str, *items: str) -> Condition:
-    """The set ``key`` holds all ``items``."""
+    """The set ``key`` holds all ``items`` (at least one)."""
+    if not items:
+        raise ValueError(f"has({key!r}): wanted at least one item, found none")
     return Test(key, "has", frozenset(items))
 
 
@@ -242,10 +247,19 @@ def from_dict(data: Mapping[str, Any]) -> Condition:
     Raises:
         ValueError: ``data`` is not one.
     """
-    for name, combine in (("all_of", all_of), ("any_of", any_of)):
-        if name in data:
-            return combine(*(from_dict(part) for part in data[name]))
-    operator = data.get("test")
-    if operator not in _TESTS:
-        raise ValueError(f"condition: unknown test {operator!r}, wanted one of {', '.join(_TESTS)}")
-    return Test(str(data["key"]), str(operator), from_json(data["wanted"]))
+    try:
+        for name, combine in (("all_of", all_of), ("any_of", any_of)):
+            if name in data:
+                return combine(*(from_dict(part) for part in data[name]))
+        operator = data["test"]
+        if operator not in _MAKERS:
+            raise ValueError(f"condition: unknown test {operator!r}, wanted one of {', '.join(_MAKERS)}")
+        return _MAKERS[operator](data["key"], data["wanted"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"condition: {data!r} is none that to_json wrote: {type(error).__name__}: {error}") from error
+
+
+_MAKERS: Mapping[str, Callable[[str, Any], Condition]] = {
+    "is_in": is_in, "at_least": at_least, "at_most": at_most, "multiple_of": multiple_of,
+    "has": lambda key, wanted: has(key, *wanted), "version": version,
+}

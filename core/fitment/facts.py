@@ -120,16 +120,18 @@ class FactRegistry:
         """
         keys = tuple(keys)
         problems: list[str] = []
+        known = dict(self._keys)
         for key in keys:
             if owner and not key.name.startswith(f"{owner}."):
                 problems.append(f"fact key {key.name!r}: a plugin declares keys under its own prefix, {owner + '.'!r}")
-            if key.name in self._keys:
-                problems.append(f"fact key {key.name!r} is declared already: {self._keys[key.name].doc}")
+            if key.name in known:
+                problems.append(f"fact key {key.name!r} is declared already: {known[key.name].doc}")
+            known[key.name] = key
             if key.type not in TYPES:
                 problems.append(f"fact key {key.name!r}: type {key.type!r} is none of {', '.join(TYPES)}")
         if problems:
             raise Problems(f"fact keys of {owner or 'core'}", problems)
-        self._keys.update((key.name, key) for key in keys)
+        self._keys = known
 
     def __getitem__(self, name: str) -> FactKey:
         return self._keys[name]

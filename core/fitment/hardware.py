@@ -74,6 +74,7 @@ class KVLayout:
 
 
 AXES = frozenset(("block", "slot", "head", "dim"))
+_ENTRIES = ("title", "source", "like", "facts")
 
 
 def load_hardware(path: Path, platform: str) -> tuple[Hardware, ...]:
@@ -84,13 +85,14 @@ def load_hardware(path: Path, platform: str) -> tuple[Hardware, ...]:
     facts.
 
     Raises:
-        Problems: the profiles that lack something, all at once.
+        Problems: the profiles that lack something or have what nobody reads, all at once.
     """
     data: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     defaults = {key: from_json(value) for key, value in data.get("defaults", {}).items()}
     found: dict[str, Hardware] = {}
-    problems = []
+    problems = [f"{name!r} is neither [defaults] nor [hardware.NAME]" for name in data if name not in ("defaults", "hardware")]
     for name, entry in data.get("hardware", {}).items():
+        problems += [f"hardware {name!r}: {key!r} is none of {', '.join(_ENTRIES)}" for key in entry if key not in _ENTRIES]
         like = entry.get("like")
         if like is not None and like not in found:
             problems.append(f"hardware {name!r}: like = {like!r} names no profile above it")

@@ -7,7 +7,7 @@ It has ``FITMENT_API``, the versions of this interface that it was written for (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pluggy
@@ -46,11 +46,11 @@ class PlatformHooks:
         """How it lays out the key-value cache."""
 
     @hookspec(firstresult=True)
-    def fitment_abilities(self) -> Mapping[str, Condition]:  # type: ignore[empty-body]
+    def fitment_abilities(self) -> dict[str, Condition]:  # type: ignore[empty-body]
         """What it can do beside kernels (names of ``fitment.features.ABILITIES``), each with the condition on device facts."""
 
     @hookspec(firstresult=True)
-    def fitment_defaults(self) -> Mapping[str, tuple[str, ...]]:  # type: ignore[empty-body]
+    def fitment_defaults(self) -> dict[str, tuple[str, ...]]:  # type: ignore[empty-body]
         """In which order to try what the operator leaves open: values for ``dtype``, ``activations`` and ``kv_dtype``."""
 
     @hookspec(firstresult=True)

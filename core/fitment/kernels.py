@@ -57,6 +57,11 @@ class Kernel:
     sources: tuple[str, ...] = ()
     graph_safe: GraphSafety = GraphSafety.ALWAYS
 
+    @property
+    def package(self) -> str:
+        """The top-level package of ``entry``, which has the ``sources``."""
+        return self.entry.partition(":")[0].partition(".")[0]
+
     def load(self) -> Callable[..., Any]:
         """The function behind ``entry``; imports its module."""
         function: Callable[..., Any] = load_entry(self.entry)
@@ -78,11 +83,15 @@ def load_entry(entry: str) -> Any:
     Raises:
         ImportError: the module cannot be imported or has no such attribute; the message names ``entry``.
     """
-    module, _, attribute = entry.partition(":")
+    name, _, attribute = entry.partition(":")
     try:
-        return getattr(import_module(module), attribute)
+        module = import_module(name)
+    except Exception as error:
+        raise ImportError(f"entry {entry!r}: module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    try:
+        return getattr(module, attribute)
     except AttributeError as error:
-        raise ImportError(f"entry {entry!r}: module {module!r} has no attribute {attribute!r}") from error
+        raise ImportError(f"entry {entry!r}: module {name!r} has no attribute {attribute!r}") from error
 
 
 def sources_digest(kernel: Kernel) -> str | None:
@@ -90,16 +99,12 @@ def sources_digest(kernel: Kernel) -> str | None:
 
     None when the kernel names no sources, or one of them is not there.
     """
-    return None if missing_sources(kernel) or not kernel.sources else _digest(_package(kernel), tuple(sorted(kernel.sources)))
+    return _digest(kernel.package, tuple(sorted(kernel.sources))) if kernel.sources and not missing_sources(kernel) else None
 
 
 def missing_sources(kernel: Kernel) -> tuple[str, ...]:
     """The sources that a kernel names and its package does not have."""
-    return tuple(source for source in kernel.sources if _source(_package(kernel), source) is None)
-
-
-def _package(kernel: Kernel) -> str:
-    return kernel.entry.partition(":")[0].partition(".")[0]
+    return tuple(source for source in kernel.sources if _source(kernel.package, source) is None)
 
 
 def _source(package: str, source: str) -> Path | None:
@@ -152,7 +157,7 @@ class Selection:
         if not self.trace:
             return (Reason(f"FIT-OP-{self.op.upper().replace('_', '-')}", Kind.BUILD, "op", f"a kernel for {self.op}", "none",
                            "install a platform that registers one"),)
-        return min((verdict.reasons for verdict in self.trace), key=len)
+        return self.trace[0].reasons
 
 
 def select(

@@ -216,13 +216,13 @@ def _load_platform(name: str, distribution: str, version: str, importer: Callabl
     graph_capture = _call(manager, "fitment_graph_capture", str) or None
     if not manager.hook.fitment_devices.get_hookimpls():
         raise _Rejected("hooks", "fitment_devices is missing; every platform implements it")
-    problems = [
+    problems = _guard("declarations", lambda: [
         *_hardware_problems(name, hardware, facts, registry),
         *_kernel_problems(kernels, facts),
         *_layout_problems(layout),
         *_ability_problems(abilities, graph_capture, facts),
         *_default_problems(defaults),
-    ]
+    ])
     if problems:
         raise _Rejected("declarations", str(Problems(f"platform {name}", problems)))
     registry.facts.declare(keys, owner=name)
@@ -233,9 +233,7 @@ def _load_platform(name: str, distribution: str, version: str, importer: Callabl
 def _list_devices(name: str, manager: pluggy.PluginManager, facts: FactRegistry) -> Listing:
     try:
         listing = _call(manager, "fitment_devices", Listing)
-        problems = [f"{device.id}: {problem}" for device in listing.devices for problem in facts.problems(device.facts)]
-        problems += [f"{device.id}: its id does not start with {name + ':'!r}" for device in listing.devices
-                     if not device.id.startswith(f"{name}:") or device.platform != name]
+        problems = _guard("fitment_devices", lambda: list(_device_problems(name, listing, facts)))
         if problems:
             raise _Rejected("fitment_devices", str(Problems(f"devices of {name}", problems)))
         return listing
@@ -243,6 +241,16 @@ def _list_devices(name: str, manager: pluggy.PluginManager, facts: FactRegistry)
         reason = Reason("FIT-ENV-DEVICES", Kind.ENVIRONMENT, "devices", f"a device listing from {name}", str(rejected),
                         f"capabilities plugins {name}")
         return Listing((), (reason,))
+
+
+def _device_problems(name: str, listing: Listing, facts: FactRegistry) -> Iterator[str]:
+    for device in listing.devices:
+        if not device.id.startswith(f"{name}:"):
+            yield f"{device.id}: its id does not start with {name + ':'!r}"
+        if device.platform != name:
+            yield f"{device.id} says platform {device.platform!r}, wanted {name!r}"
+        for problem in facts.problems(device.facts):
+            yield f"{device.id}: {problem}"
 
 
 def _tests(condition: Condition) -> Iterator[Test]:
@@ -281,6 +289,7 @@ def _hardware_problems(name: str, hardware: tuple[Hardware, ...], facts: FactReg
             yield f"hardware {part.name!r} says platform {part.platform!r}, wanted {name!r}"
         if part.name in taken:
             yield f"hardware {part.name!r} is named by platform {taken[part.name].platform!r} already"
+        taken[part.name] = part
         for problem in facts.problems(part.facts):
             yield f"hardware {part.name!r}: {problem}"
 
@@ -294,8 +303,9 @@ def _kernel_problems(kernels: tuple[Kernel, ...], facts: FactRegistry) -> Iterat
         names.add(kernel.name)
         if kernel.op not in OPS:
             yield f"{owner}: op {kernel.op!r} has no contract; ops are {', '.join(OPS)}"
-        for entry in filter(None, (kernel.entry, kernel.prepare)):
-            if not all(part.isidentifier() for part in entry.replace(":", ".", 1).split(".")) or ":" not in entry:
+        for entry in (kernel.entry,) if kernel.prepare is None else (kernel.entry, kernel.prepare):
+            module, _, function = entry.partition(":")
+            if not all(part.isidentifier() for part in (*module.split("."), function)):
                 yield f"{owner}: entry {entry!r} is not 'module:function'"
         yield from _condition_problems(owner, kernel.condition, facts)
 

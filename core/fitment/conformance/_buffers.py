@@ -86,7 +86,6 @@ class Buffers:
     """
 
     def __init__(self, call: Call, weights: dict[str, Any], device: torch.device, is_strided: bool) -> None:
-        self._call = call
         self._buffers = {name: Buffer(arg, device, is_strided) for name, arg in call.items() if isinstance(arg, Arg)}
         self.args = [self._given(name, argument, weights) for name, argument in call.items()]
 
@@ -96,6 +95,10 @@ class Buffers:
         if isinstance(argument, Same):
             return self._buffers[argument.name].view
         return weights[name] if isinstance(argument, Dense | GroupAffine) else argument
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The tensor argument ``name``, as a kernel gets it."""
+        return self._buffers[name].view
 
     def load(self, call: Call) -> None:
         """Put the contents of another call of the same shapes into the same buffers."""

@@ -36,7 +36,8 @@ class Nonconformance(AssertionError):
         super().__init__("".join((subject, *(f"\n  {problem}" for problem in problems))))
 
 
-def _report(subject: str, problems: Iterable[str]) -> None:
+def report(subject: str, problems: Iterable[str]) -> None:
+    """Raise :class:`Nonconformance` if there are problems."""
     problems = list(problems)
     if problems:
         raise Nonconformance(subject, problems)
@@ -98,7 +99,7 @@ class Bench:
             before = _snapshot(weight)
             self._prepared[key] = (weight, kernel.load_prepare()(weight))
             _shorten(self._prepared, 32)
-            _report(f"{kernel.name}: prepare", _changes(weight, before))
+            report(f"{kernel.name}: prepare", _changes(weight, before))
         return self._prepared[key][1]
 
 
@@ -142,7 +143,7 @@ def check_agrees(bench: Bench, kernel: Kernel, case: Case) -> None:
         weight = call[name]
         assert isinstance(weight, Dense | GroupAffine)
         problems += _changes(weight, before)
-    _report(f"{kernel.name} on {case.name}", problems)
+    report(f"{kernel.name} on {case.name}", problems)
 
 
 def _differences(buffers: Buffers, expected: Mapping[str, Expected]) -> Iterator[str]:
@@ -174,7 +175,7 @@ def check_captured(bench: Bench, kernel: Kernel, case: Case) -> None:
         buffers.load(calls[i])
         graph.replay()
         problems += [f"replay, {words}: {problem}" for problem in (*_bit_differences(buffers, eager[i]), *buffers.problems())]
-    _report(f"{kernel.name}, captured, on {case.name}", problems)
+    report(f"{kernel.name}, captured, on {case.name}", problems)
 
 
 def _bit_differences(buffers: Buffers, eager: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> Iterator[str]:
@@ -206,7 +207,7 @@ def check_refuses(bench: Bench, kernel: Kernel, cases: Iterable[Case]) -> None:
             problems.append(f"{label}: is within the condition, and refused")
         if reasons and not selection.reasons:
             problems.append(f"{label}: is refused without a reason")
-    _report(f"{kernel.name}: refusals", problems)
+    report(f"{kernel.name}: refusals", problems)
 
 
 def _calls_of(bench: Bench, kernel: Kernel, cases: list[Case]) -> Iterator[tuple[str, Facts]]:
@@ -223,12 +224,9 @@ def _calls_of(bench: Bench, kernel: Kernel, cases: list[Case]) -> Iterator[tuple
 
 
 def check_sources(kernel: Kernel) -> None:
-    """The kernel names the files that date its evidence, and they are there.
+    """The files that the kernel names as its sources are there.
 
     Raises:
-        Nonconformance: it does not, or they are not.
+        Nonconformance: some are not; its evidence could not be dated.
     """
-    problems = [f"{source!r} is not a file of the package {kernel.entry.partition('.')[0]!r}" for source in missing_sources(kernel)]
-    if not kernel.sources:
-        problems.append("it names no sources; evidence that no digest dates is worth nothing")
-    _report(f"{kernel.name}: sources", problems)
+    report(f"{kernel.name}: sources", (f"{source!r} is not a file of the package {kernel.package!r}" for source in missing_sources(kernel)))

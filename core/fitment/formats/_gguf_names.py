@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fitment.description import ModelDescription, RopeScaling
-from fitment.formats._fields import KEYS, MAX_POSITION, MAX_VOCAB, Fields, describe
+from fitment.formats._fields import KEYS, MAX_POSITION, MAX_VOCAB, Fields, describe, scaling
 from fitment.formats._files import shown
 from fitment.formats._gguf_reader import Metadata
 
@@ -54,10 +54,10 @@ _KEYS = {
 assert tuple(sorted(_KEYS)) == tuple(sorted(KEYS))
 
 _SCALING = {
-    "rope.scaling.factor": "factor",
-    "rope.scaling.original_context_length": "original_max_position_embeddings",
-    "rope.scaling.yarn_beta_fast": "beta_fast",
-    "rope.scaling.yarn_beta_slow": "beta_slow",
+    "factor": "rope.scaling.factor",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
 }
 _LINEAR = "rope.scale_linear"
 _NEUTRAL: dict[str, Any] = {
@@ -89,7 +89,7 @@ def huggingface_name(name: str) -> str:
 def describe_gguf(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], problems: list[str]) -> ModelDescription:
     """The model that ``metadata`` describes; ``unserved`` has what it asks for without a place in the description.
 
-    ``shapes`` has the tensors by Hugging Face's names. What is wrong is appended to ``problems``; the result is then not to be used.
+    ``shapes`` has the tensors by Hugging Face's names. What is wrong is appended to ``problems``, and its place filled with a bound.
     """
     fields = Fields(Scalars(metadata), problems)
     architecture = fields.text("general.architecture")
@@ -97,9 +97,9 @@ def describe_gguf(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], pro
         problems.append(f"general.type is {kind!r}, wanted 'model': an adapter or projector is no model by itself")
     keys = {field: f"{architecture}.{key}" for field, key in _KEYS.items()}
     window = fields.integer(f"{architecture}.attention.sliding_window", 0, MAX_POSITION, 0)
-    scaling = _rope_scaling(fields, architecture, ROPE_FACTORS in shapes)
+    rope_scaling = _rope_scaling(fields, architecture, ROPE_FACTORS in shapes)
     fields.values = Scalars(metadata, {keys["vocab_size"]: _vocab_size(metadata, shapes)})
-    model = describe(fields, keys, architecture=architecture, rope_scaling=scaling, sliding_window=window or None,
+    model = describe(fields, keys, architecture=architecture, rope_scaling=rope_scaling, sliding_window=window or None,
                      tie_embeddings="lm_head.weight" not in shapes, name=_name(metadata), defaults={"rope_theta": 10000.0})
     vocab_size = model.vocab_size if fields.is_good(keys["vocab_size"]) else MAX_VOCAB
     _check_vocabulary(metadata, keys["vocab_size"], vocab_size, problems)
@@ -165,23 +165,20 @@ def _check_vocabulary(metadata: Metadata, key: str, vocab_size: int, problems: l
 
 
 def _rope_scaling(fields: Fields, architecture: str, has_factors: bool) -> RopeScaling | None:
-    # As llama.cpp reads them: no type means linear, and a factor of 1 or none at all changes nothing.
+    # As llama.cpp reads them: no type means linear; a factor of 0 or 1, or none, changes nothing.
     kind = fields.text(f"{architecture}.rope.scaling.type", "linear")
-    parameters = {name: fields.number(f"{architecture}.{key}", 0, 1e9) for key, name in _SCALING.items()
-                  if fields.get(f"{architecture}.{key}")}
-    if kind == "linear" and "factor" not in parameters:  # the older key, of files from 2023
-        parameters["factor"] = fields.number(f"{architecture}.{_LINEAR}", 0, 1e9, 1.0)
-    if kind == "none" or (kind == "linear" and parameters["factor"] == 1):
+    keys = {name: f"{architecture}.{key}" for name, key in _SCALING.items()}
+    if kind == "linear" and fields.get(keys["factor"]) is None:
+        keys["factor"] = f"{architecture}.{_LINEAR}"  # of files from 2023
+    if kind == "none" or (kind == "linear" and fields.get(keys["factor"]) in (None, 0, 1)):
         return RopeScaling("factors") if has_factors else None
-    if "factor" not in parameters and kind == "yarn":
-        fields.problems.append(f"{architecture}.rope.scaling.type is {kind!r} and {architecture}.rope.scaling.factor is missing")
-    return RopeScaling(kind, parameters)
+    return scaling(fields, kind, {name: key for name, key in keys.items() if fields.get(key) != 0})
 
 
 def _unserved(metadata: Metadata, model: ModelDescription, known: set[str]) -> list[str]:
     """Keys of the architecture that change the result and have no place in the description."""
     prefix = f"{model.architecture}."
-    placed = known | {prefix + key for key in (*_SCALING, "attention.sliding_window", "rope.scaling.type", _LINEAR, *_IGNORED)}
+    placed = known | {prefix + key for key in (*_SCALING.values(), "attention.sliding_window", "rope.scaling.type", _LINEAR, *_IGNORED)}
     unserved = []
     for key in metadata:
         if not key.startswith(prefix) or key in placed:

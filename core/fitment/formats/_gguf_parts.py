@@ -41,14 +41,11 @@ def open_parts(path: Path) -> list[GGUFFile]:
 
 
 def _check(path: Path, files: list[GGUFFile]) -> None:
-    problems = []
-    for number, file in enumerate(files):
-        for key, wanted in (("split.no", number), ("split.count", len(files))):
-            found = file.metadata.get(key)
-            if found != wanted:
-                problems.append(f"{file.path.name}: {key} is {shown(found)}, wanted {wanted}")
-    wanted, found = files[0].metadata.get("split.tensors.count"), sum(len(file.tensors) for file in files)
-    if wanted is not None and wanted != found:
-        problems.append(f"{files[0].path.name}: split.tensors.count is {shown(wanted)}, the parts have {found}")
+    wanted = [(file, key, value) for number, file in enumerate(files)
+              for key, value in (("split.no", number), ("split.count", len(files)))]
+    if "split.tensors.count" in files[0].metadata:
+        wanted.append((files[0], "split.tensors.count", sum(len(file.tensors) for file in files)))
+    problems = [f"{file.path.name}: {key} is {shown(file.metadata.get(key))}, wanted {value} for these parts"
+                for file, key, value in wanted if file.metadata.get(key) != value]
     if problems:
         raise refusal(path, problems)

@@ -1,4 +1,4 @@
-"""GGUF, llama.cpp's format: one file with the model's description, its tokenizer and its tensors.
+"""GGUF, llama.cpp's format: a file (or several parts) with the model's description, its tokenizer and its tensors.
 
 Block layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h and ggml-quants.c.
 """
@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fitment.description import ModelDescription, TokenizerSource
 from fitment.formats import _llama_layout
 from fitment.formats._fields import Fields
-from fitment.formats._files import refusal
+from fitment.formats._files import find, refusal
 from fitment.formats._ggml import TENSOR_TYPES
 from fitment.formats._gguf_names import ROPE_FACTORS, Scalars, describe_gguf, huggingface_name
-from fitment.formats._gguf_reader import MAGIC, GGUFFile, GGUFTensor
+from fitment.formats._gguf_parts import open_parts
+from fitment.formats._gguf_reader import MAGIC, GGUFFile, GGUFTensor, Metadata
 from fitment.formats.base import Checkpoint, CheckpointError, Format, TensorInfo
 from fitment.weights.specs import DenseSpec, GroupAffineSpec, WeightSpec
 
@@ -44,39 +44,40 @@ Source: ``LlamaModel.permute`` in llama.cpp's convert_hf_to_gguf.py.
 
 
 class GGUFCheckpoint(Checkpoint):
-    """An open GGUF file."""
+    """An open GGUF model, in one file or in parts."""
 
     format = "gguf"
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = GGUFFile(path)
-        self._stored: dict[str, GGUFTensor] = {}
-        problems: list[str] = []
-        for tensor in self._file.tensors:
-            name = huggingface_name(tensor.name)
-            if name in self._stored:
-                problems.append(f"tensors {self._stored[name].name!r} and {tensor.name!r} are both {name!r}")
-            self._stored[name] = tensor
-        self.tensors: Mapping[str, TensorInfo] = {name: _info(name, tensor) for name, tensor in self._stored.items()}
-        self.model = self._describe(problems)
-        self.tokenizer = TokenizerSource("gguf", self._file.metadata)
+        files = open_parts(path)
+        self._stored: dict[str, tuple[GGUFFile, GGUFTensor]] = {}
+        twice = []
+        for file in files:
+            for tensor in file.tensors:
+                name = huggingface_name(tensor.name)
+                if name in self._stored:
+                    twice.append(f"tensors {self._stored[name][1].name!r} and {tensor.name!r} are both {name!r}")
+                self._stored[name] = file, tensor
+        if twice:
+            raise refusal(path, twice)
+        self.tensors: Mapping[str, TensorInfo] = {name: _info(name, tensor) for name, (_, tensor) in self._stored.items()}
+        self.model = self._describe(files[0].metadata)
+        self.tokenizer = TokenizerSource("gguf", files[0].metadata)
 
-    def _describe(self, problems: list[str]) -> ModelDescription:
-        shapes = {name: tensor.shape for name, tensor in self._stored.items()}
-        Fields(Scalars(self._file.metadata), problems).text("general.architecture")
-        if problems:  # nothing else can be looked up
+    def _describe(self, metadata: Metadata) -> ModelDescription:
+        shapes = {name: info.shape for name, info in self.tensors.items()}
+        problems: list[str] = []
+        Fields(Scalars(metadata), problems).text("general.architecture")
+        if problems:  # no other key has a name without it
             raise refusal(self.path, problems)
-        model = describe_gguf(self._file.metadata, shapes, problems)
-        unserved = model.unserved
-        if not problems and model.architecture in _llama_layout.ARCHITECTURES:
-            own = frozenset({ROPE_FACTORS} if model.rope_scaling and model.rope_scaling.kind == "factors" else ())
-            problems, extra = _llama_layout.check(model, shapes, own)
-            problems += self._misplaced(model)
-            unserved += tuple(extra)
-        if problems:
-            raise refusal(self.path, problems)
-        return replace(model, unserved=unserved, name=model.name or self.path.stem)
+        model = describe_gguf(metadata, shapes, problems)
+        if model.architecture in _llama_layout.ARCHITECTURES and model.architecture not in _INTERLEAVED:
+            other = f"general.architecture = {model.architecture!r} (llama.cpp's name for it is another, so its rows' order is unknown)"
+            model = replace(model, unserved=(*model.unserved, other))
+        own = (ROPE_FACTORS,) if model.rope_scaling and model.rope_scaling.kind == "factors" else ()
+        model = _llama_layout.settle(self.path, model, problems or self._misplaced(model), shapes, own)
+        return replace(model, name=model.name or self.path.stem)
 
     def _misplaced(self, model: ModelDescription) -> list[str]:
         """Vectors that are quantized, and rotary factors of the wrong length."""
@@ -95,17 +96,16 @@ class GGUFCheckpoint(Checkpoint):
         """
         from fitment.formats import _ggml_unpack
 
-        info = self.tensors.get(name)
-        if info is None:
-            near = get_close_matches(name, self.tensors, n=3)
-            raise CheckpointError(f"{self.path}: no tensor {name!r}" + (f"; near it are {', '.join(near)}" if near else ""))
-        if info.spec is None:
-            raise CheckpointError(f"{self.path}: {name} is {info.encoding} of shape {info.shape}, which gguf does not read; "
-                                  f"read are {', '.join(SPECS)} (quantized ones as matrices); convert with llama-quantize")
+        info = find(self.path, self.tensors, name, SPECS)
+        assert info.spec is not None
+        file, tensor = self._stored[name]
         try:
-            return _ggml_unpack.unpack(self._file.view(self._stored[name]), info.encoding, info.shape, info.spec, self._row_order(info))
+            weight = _ggml_unpack.unpack(file.view(tensor), info.encoding, info.shape, info.spec, self._row_order(info))
+            if name == ROPE_FACTORS:
+                _ggml_unpack.check_divisors(weight)
         except ValueError as error:
-            raise CheckpointError(f"{self.path}: {name}: {error}; the file is damaged, fetch or convert it again") from error
+            raise CheckpointError(f"{file.path}: {name}: {error}; the file is damaged, fetch or convert it again") from error
+        return weight
 
     def _row_order(self, info: TensorInfo) -> tuple[int, int, int] | None:
         """For q and k of interleaved architectures, the heads, head size and rotated size whose rows change places."""

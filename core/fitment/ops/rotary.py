@@ -20,5 +20,5 @@ def reference(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin
     cos, sin = row[..., :half], row[..., half:]
     for x in (q, k):
         x1, x2 = x[..., :half].to(torch.float32), x[..., half : 2 * half].to(torch.float32)
-        x[..., :half] = (x1 * cos - x2 * sin).to(x.dtype)
-        x[..., half : 2 * half] = (x2 * cos + x1 * sin).to(x.dtype)
+        turned = torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1)  # before either half is written: fp32 ones are views
+        x[..., : 2 * half] = turned.to(x.dtype)

@@ -28,7 +28,7 @@ def reference(
         top_p: fp32 ``[n]`` in (0, 1]; 1 keeps all.
         min_p: fp32 ``[n]`` in [0, 1]; 0 keeps all.
         uniform: fp32 ``[n]`` in [0, 1).
-        out: int32 ``[n]``, written; -1 for a row that has a NaN or no finite logit.
+        out: int32 ``[n]``, written; -1 for a row that has a NaN or whose greatest logit is infinite.
     """
     for i in range(logits.shape[0]):
         row = logits[i].to(torch.float64)

@@ -1,7 +1,7 @@
 // The arguments of every kernel launch: plain structs over fixed buffers, so that a tape can keep and replay them.
 //
 // Strides are in elements and may be wider than a row (columns of a wider buffer); last axes are contiguous. Contracts are
-// those of fitment/ops. A launch has phases; threads meet at a barrier between two phases.
+// those of fitment/ops. A launch has phases; a phase begins when all parts of the one before are done.
 #pragma once
 
 #include <cstdint>
@@ -103,7 +103,7 @@ struct Sample {
     int32_t n, vocab;
 };
 
-// One phase of a kernel: the share of thread `part` of `parts`.
+// One phase of a kernel: part `part` of `parts`, which any thread may compute.
 using Phase = void (*)(const void* args, int part, int parts);
 
 constexpr int max_phases = 3;

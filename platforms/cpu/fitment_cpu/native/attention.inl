@@ -189,7 +189,7 @@ inline void value_rows(const float* weights, const C* v, int head_size, int coun
 
 // Rows that see different numbers of these slots: first what all of them see, then the rest row by row. What a row does not see is
 // not read for it, so a NaN there does not reach it.
-template <class C, int Rows>
+template <int Rows, class C>
 FITMENT_INLINE void value_ragged(const float* weights, const C* v, int head_size, const int* seen, float* values, int stride) {
     int common = seen[0];
     for (int r = 1; r < Rows; ++r) common = int(lesser(common, seen[r]));
@@ -221,7 +221,13 @@ inline void fold(const Partial& from, const Partial& into, int row, bool is_firs
     for (int d = 0; d < into.stride; d += lanes) store(values + d, fma(load(values + d), keep, load(more + d) * add));
 }
 
+// Slots of a page that are taken at once, and the head size up to which they are widened to fp32 first when many rows read them.
+constexpr int run_slots = 32;
+constexpr int widest_head = 256;
+constexpr int widening_rows = 5;
+
 struct RowBuffers {
+    alignas(64) float wide[run_slots * widest_head];
     alignas(64) float q[attention_row_floats];
     alignas(64) float scores[attention_rows * attention_chunk];
     alignas(64) float chunk[attention_row_floats + 2 * attention_rows];
@@ -263,26 +269,33 @@ inline void fold_chunk(const Block& b, const Partial& chunk, const Partial& fold
 
 // Fill `p` with what the keys [start, stop) give each row of the block that sees any.
 template <class C>
-inline void reduce_chunk(const PagedAttention& a, const Block& b, const float* q, float* scores, const Partial& p, int64_t start,
-                         int64_t stop) {
+inline void reduce_chunk(const PagedAttention& a, const Block& b, RowBuffers& buffers, const Partial& p, int64_t start, int64_t stop) {
     const int32_t* table = a.block_table + int64_t(b.seq) * a.max_blocks;
+    const float* q = buffers.q;
+    float* scores = buffers.scores;
     int size = a.head_size, stride = p.stride, rows = int(b.rows);
     int seen[attention_rows], first_row = 0;  // rows that see nothing here come first
     for (int r = 0; r < rows; ++r) {
         seen[r] = int(greater(lesser(b.keys_of(r), stop) - start, 0));
         if (seen[r] == 0) first_row = r + 1;
     }
-    auto for_pages = [&](const void* cache, auto f) {  // f(head, slots, first key, end) for each page's part of the chunk
+    auto for_runs = [&](const void* cache, auto f) {  // f(head, slots, first key, end) for each run of slots of the chunk
         for (int64_t key = start, end; key < stop; key = end) {
-            int64_t page = key / a.block_size;
-            end = lesser((page + 1) * a.block_size, stop);
+            int64_t page = key / a.block_size, slot = key % a.block_size;
+            end = lesser(key + lesser(a.block_size - slot, run_slots), stop);
             for (int h = 0; h < b.heads; ++h) {
                 int64_t run = int64_t(table[page]) * a.num_kv_heads + b.kv_head + h;
-                f(h, static_cast<const C*>(cache) + (run * a.block_size + key % a.block_size) * size, int(key - start), int(end - start));
+                const C* slots = static_cast<const C*>(cache) + (run * a.block_size + slot) * size;
+                if (sizeof(C) < sizeof(float) && rows - first_row >= widening_rows && size <= widest_head) {
+                    convert(slots, buffers.wide, int(end - key + 15) / 16 * 16 * size);
+                    f(h, static_cast<const float*>(buffers.wide), int(key - start), int(end - start));
+                } else {
+                    f(h, slots, int(key - start), int(end - start));
+                }
             }
         }
     };
-    for_pages(a.k_cache, [&](int h, const C* k, int key, int end) {
+    for_runs(a.k_cache, [&](int h, const auto* k, int key, int end) {
         int r = first_row;
         for (; key < end; key += lanes, k += lanes * size) {
             while (seen[r] <= key) ++r;
@@ -295,7 +308,7 @@ inline void reduce_chunk(const PagedAttention& a, const Block& b, const float* q
         exponentials(scores + index * attention_chunk, seen[r], &p.greatest[index], &p.sum[index]);
         for (int d = 0; d < stride; d += lanes) store(p.values + index * stride + d, F32{});
     });
-    for_pages(a.v_cache, [&](int h, const C* v, int key, int end) {
+    for_runs(a.v_cache, [&](int h, const auto* v, int key, int end) {
         int here[attention_rows];
         for (int r = first_row; r < rows; ++r) here[r] = int(greater(lesser(seen[r], end) - key, 0));
         for (int r = first_row, left; r < rows; r += left >= 4 ? 4 : left) {
@@ -303,13 +316,13 @@ inline void reduce_chunk(const PagedAttention& a, const Block& b, const float* q
             float* values = p.values + (h * rows + r) * stride;
             left = rows - r;
             if (left >= 4) {
-                value_ragged<C, 4>(weights, v, size, here + r, values, stride);
+                value_ragged<4>(weights, v, size, here + r, values, stride);
             } else if (left == 3) {
-                value_ragged<C, 3>(weights, v, size, here + r, values, stride);
+                value_ragged<3>(weights, v, size, here + r, values, stride);
             } else if (left == 2) {
-                value_ragged<C, 2>(weights, v, size, here + r, values, stride);
+                value_ragged<2>(weights, v, size, here + r, values, stride);
             } else {
-                value_ragged<C, 1>(weights, v, size, here + r, values, stride);
+                value_ragged<1>(weights, v, size, here + r, values, stride);
             }
         }
     });
@@ -339,7 +352,7 @@ inline void attend_block(const PagedAttention& a, const Block& b, int64_t begin,
         for (int64_t c = begin; c < end; ++c) {
             int64_t start = c * attention_chunk, stop = lesser(start + attention_chunk, b.keys);
             Partial p = partial_at(scratch ? scratch + c * attention_chunk_floats(a.head_size) : buffers.chunk, a.head_size);
-            reduce_chunk<C>(a, b, buffers.q, buffers.scores, p, start, stop);
+            reduce_chunk<C>(a, b, buffers, p, start, stop);
             if (!scratch) fold_chunk(b, p, folded, start);
         }
     });

@@ -102,16 +102,6 @@ inline void silu_mul_segments(const void* args, int part, int parts) {
 
 // ---- write_kv ----------------------------------------------------------------------------------------------------------------
 
-template <class From, class To>
-FITMENT_INLINE void convert(const From* from, To* to, int count) {
-    for_vectors(count, [&](int64_t i, int n) { store_n(to + i, n, load_n(from + i, n)); });
-}
-
-template <class T>
-FITMENT_INLINE void convert(const T* from, T* to, int count) {
-    __builtin_memcpy(to, from, sizeof(T) * count);
-}
-
 inline void write_kv_rows(const void* args, int part, int parts) {
     const WriteKv& a = *static_cast<const WriteKv*>(args);
     int64_t work = int64_t(2) * a.num_kv_heads * a.head_size;

@@ -23,9 +23,9 @@ void relax() {
 #endif
 }
 
-// Spinning is bounded: cores are shared, and a thread that another one waits for may have none. Then the waiter gives its core away.
-constexpr int barrier_spins = 2000;
-constexpr int idle_spins = 20000;  // some hundred microseconds, then sleep
+// Spinning is bounded: cores are shared, and what a thread waits for may have none. Then the waiter gives its core away, or sleeps.
+constexpr int wait_spins = 2000;
+constexpr int idle_spins = 20000;  // some hundred microseconds
 
 int num_phases(const Call& call) {
     int count = 0;
@@ -37,17 +37,19 @@ void run_alone(const Call& call) {
     for (int i = 0, count = num_phases(call); i < count; ++i) call.phases[i](call.args, 0, 1);
 }
 
+// A phase is as many parts as there are threads, and who is there takes the next one: a thread that the system has taken its core from
+// holds nobody up, since another one takes its part. Who finishes the last part runs the solo calls that follow and publishes the next
+// phase. So no thread waits for another one to arrive, only for parts that are being computed.
 class Pool {
 public:
     explicit Pool(int threads) : threads_(threads) {
-        for (int part = 1; part < threads; ++part) workers_.emplace_back([this, part] { work(part); });
+        for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
     }
 
     ~Pool() {
         {
             std::lock_guard lock(mutex_);
             is_over_ = true;
-            epoch_.fetch_add(1);
         }
         wake_.notify_all();
         for (std::thread& worker : workers_) worker.join();
@@ -58,65 +60,78 @@ public:
     void run(const Call* calls, std::size_t count) {
         calls_ = calls;
         count_ = count;
-        epoch_.fetch_add(1);  // publishes the two above
-        if (sleepers_.load() > 0) {
-            std::lock_guard lock(mutex_);
-            wake_.notify_all();
-        }
-        go_through(0);
-    }
-
-private:
-    void work(int part) {
-        std::uint64_t seen = 0;
-        while (true) {
-            for (int i = 0; i < idle_spins && epoch_.load(std::memory_order_acquire) == seen; ++i) relax();
-            if (epoch_.load() == seen) {
-                std::unique_lock lock(mutex_);
-                sleepers_.fetch_add(1);
-                wake_.wait(lock, [&] { return epoch_.load() != seen; });
-                sleepers_.fetch_sub(1);
-            }
-            ++seen;
-            if (is_over_) return;
-            go_through(part);
-        }
-    }
-
-    // The calls as thread `part` sees them. Every thread passes the same barriers. Behind the last one the caller may free the calls, so
-    // that what is looked at is looked at before it.
-    void go_through(int part) {
-        const Call* calls = calls_;
-        std::size_t count = count_;
-        for (std::size_t i = 0; i < count; ++i) {
-            const Call& call = calls[i];
-            bool is_last = i + 1 == count;
-            if (call.is_solo) {
-                bool ends_here = is_last || !calls[i + 1].is_solo;
-                if (part == 0) run_alone(call);
-                if (ends_here) meet();
-                continue;
-            }
-            int left = num_phases(call);
-            for (const Phase* phase = call.phases; left > 0; --left, ++phase) {
-                (*phase)(call.args, part, threads_);
-                meet();
-            }
-        }
-    }
-
-    void meet() {
-        std::uint32_t round = round_.load(std::memory_order_relaxed);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
-            arrived_.store(0, std::memory_order_relaxed);
-            round_.store(round + 1, std::memory_order_release);
-            return;
-        }
-        for (int spins = 0; round_.load(std::memory_order_acquire) == round; ++spins) {
-            if (spins < barrier_spins) {
+        index_ = 0;
+        phase_ = 0;
+        is_finished_.store(false, std::memory_order_relaxed);
+        advance();
+        for (int spins = 0; !is_finished_.load(std::memory_order_acquire);) {
+            if (take_part()) {
+                spins = 0;
+            } else if (++spins < wait_spins) {
                 relax();
             } else {
                 sched_yield();
+            }
+        }
+    }
+
+private:
+    // The state of the current phase in one word, so that a part is taken by one addition: its number, its parts, the next part.
+    struct Ticket {
+        std::uint64_t word;
+        std::uint32_t next() const { return std::uint16_t(word); }
+        std::uint32_t parts() const { return std::uint16_t(word >> 16); }
+        bool has_work() const { return next() < parts(); }
+    };
+
+    Ticket ticket() const { return {ticket_.load(std::memory_order_seq_cst)}; }
+
+    // Computes one part, if there is any left. Only with a part in hand may a thread look at the phase.
+    bool take_part() {
+        if (!ticket().has_work()) return false;
+        Ticket mine{ticket_.fetch_add(1, std::memory_order_acq_rel)};
+        if (!mine.has_work()) return false;
+        int parts = int(mine.parts());
+        current_(current_args_, int(mine.next()), parts);
+        if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == parts) advance();
+        return true;
+    }
+
+    // Called by the one thread that finished a phase. After the last store here the caller may return, and start anew.
+    void advance() {
+        for (; index_ < count_; ++index_, phase_ = 0) {
+            const Call& call = calls_[index_];
+            if (call.is_solo) {
+                run_alone(call);
+            } else if (phase_ < num_phases(call)) {
+                current_ = call.phases[phase_++];
+                current_args_ = call.args;
+                done_.store(0, std::memory_order_relaxed);
+                std::uint64_t number = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+                ticket_.store(number << 32 | std::uint64_t(threads_) << 16, std::memory_order_seq_cst);
+                if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+                    std::lock_guard lock(mutex_);
+                    wake_.notify_all();
+                }
+                return;
+            }
+        }
+        is_finished_.store(true, std::memory_order_release);
+    }
+
+    void work() {
+        for (int spins = 0;;) {
+            if (take_part()) {
+                spins = 0;
+            } else if (++spins < idle_spins) {
+                relax();
+            } else {
+                std::unique_lock lock(mutex_);
+                sleepers_.fetch_add(1, std::memory_order_seq_cst);
+                wake_.wait(lock, [&] { return is_over_ || ticket().has_work(); });
+                sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+                if (is_over_) return;
+                spins = 0;
             }
         }
     }
@@ -125,13 +140,17 @@ private:
     std::vector<std::thread> workers_;
     std::mutex mutex_;
     std::condition_variable wake_;
-    bool is_over_ = false;
+    bool is_over_ = false;  // under the mutex
+    // What is run, and how far it has come: written by who advances.
     const Call* calls_ = nullptr;
-    std::size_t count_ = 0;
-    alignas(64) std::atomic<std::uint64_t> epoch_{0};
+    std::size_t count_ = 0, index_ = 0;
+    int phase_ = 0;
+    Phase current_ = nullptr;
+    const void* current_args_ = nullptr;
+    alignas(64) std::atomic<std::uint64_t> ticket_{0};
+    alignas(64) std::atomic<int> done_{0};
+    alignas(64) std::atomic<bool> is_finished_{true};
     alignas(64) std::atomic<int> sleepers_{0};
-    alignas(64) std::atomic<int> arrived_{0};
-    alignas(64) std::atomic<std::uint32_t> round_{0};
 };
 
 int wanted_threads = 1;

@@ -1,4 +1,4 @@
-// The threads that run launches: made once, meeting at barriers, asleep when idle.
+// The threads that run launches: made once, taking parts of phases as they come, asleep when idle.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ constexpr std::size_t max_args_bytes = 160;
 // One launch: a kernel's phases over a copy of its arguments.
 struct Call {
     Phase phases[max_phases];
-    bool is_solo;  // too small to share: thread 0 runs it, and no barrier parts it from another such call
+    bool is_solo;  // too small to share: one thread runs it
     alignas(16) unsigned char args[max_args_bytes];
 };
 

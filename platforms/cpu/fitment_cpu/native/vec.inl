@@ -197,6 +197,16 @@ FITMENT_INLINE void store_n(T* p, int n, F32 x) {
     n == lanes ? store(p, x) : store_part(p, n, x);
 }
 
+template <class From, class To>
+FITMENT_INLINE void convert(const From* from, To* to, int count) {
+    for_vectors(count, [&](int64_t i, int n) { store_n(to + i, n, load_n(from + i, n)); });
+}
+
+template <class T>
+FITMENT_INLINE void convert(const T* from, T* to, int count) {
+    __builtin_memcpy(to, from, sizeof(T) * count);
+}
+
 // ---- Across lanes --------------------------------------------------------------------------------------------------------------
 
 // One step of summing `lanes` vectors at once. combine<1>, <2>, … over neighbours in turn leaves the sum of vector i in lane i;
