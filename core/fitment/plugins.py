@@ -17,7 +17,7 @@ from packaging.version import Version
 from fitment.conditions import AllOf, AnyOf, Condition, Reason, Test
 from fitment.errors import FitmentError, Problems
 from fitment.facts import FactKey, FactRegistry, Kind
-from fitment.features import ABILITIES
+from fitment.features import ABILITIES, FEATURES
 from fitment.hardware import AXES, Device, Hardware, KVLayout, Listing
 from fitment.hookspecs import API_VERSION, EngineHooks, EngineInfo, PlatformHooks
 from fitment.kernels import Kernel
@@ -108,8 +108,7 @@ def load(extra: Mapping[str, str] | None = None) -> Registry:
             registry.broken.append(Broken(name, distribution, rejected.stage, str(rejected)))
     for name, distribution, _version, importer in _found(ENGINE_GROUP, {}):
         try:
-            manager, _api = _manager(importer, EngineHooks)
-            registry.engines[name] = _call(manager, "fitment_engine", EngineInfo, is_required=True)
+            registry.engines[name] = _load_engine(importer)
         except _Rejected as rejected:
             registry.broken.append(Broken(name, distribution, rejected.stage, str(rejected)))
     return registry
@@ -230,6 +229,15 @@ def _load_platform(name: str, distribution: str, version: str, importer: Callabl
                     lambda: _list_devices(name, manager, facts))
 
 
+def _load_engine(importer: Callable[[], Any]) -> EngineInfo:
+    manager, _api = _manager(importer, EngineHooks)
+    engine = _call(manager, "fitment_engine", EngineInfo, is_required=True)
+    unknown = _guard("declarations", lambda: [feature for feature in engine.features if feature not in FEATURES])
+    if unknown:
+        raise _Rejected("declarations", f"features {', '.join(map(repr, unknown))} are none of {', '.join(FEATURES)}")
+    return engine
+
+
 def _list_devices(name: str, manager: pluggy.PluginManager, facts: FactRegistry) -> Listing:
     try:
         listing = _call(manager, "fitment_devices", Listing)
@@ -304,10 +312,14 @@ def _kernel_problems(kernels: tuple[Kernel, ...], facts: FactRegistry) -> Iterat
         if kernel.op not in OPS:
             yield f"{owner}: op {kernel.op!r} has no contract; ops are {', '.join(OPS)}"
         for entry in (kernel.entry,) if kernel.prepare is None else (kernel.entry, kernel.prepare):
-            module, _, function = entry.partition(":")
-            if not all(part.isidentifier() for part in (*module.split("."), function)):
+            if not _is_entry(entry):
                 yield f"{owner}: entry {entry!r} is not 'module:function'"
         yield from _condition_problems(owner, kernel.condition, facts)
+
+
+def _is_entry(entry: str) -> bool:
+    module, _, attribute = entry.partition(":")
+    return all(part.isidentifier() for part in (*module.split("."), attribute))
 
 
 def _layout_problems(layout: KVLayout) -> Iterator[str]:
@@ -328,6 +340,8 @@ def _ability_problems(abilities: Mapping[str, Condition], graph_capture: str | N
         yield from _condition_problems(f"ability {ability!r}", condition, facts)
     if "graph_capture" in abilities and graph_capture is None:
         yield "ability 'graph_capture' is declared, and fitment_graph_capture names no class"
+    if graph_capture is not None and not _is_entry(graph_capture):
+        yield f"fitment_graph_capture: {graph_capture!r} is not 'module:Class'"
 
 
 DEFAULT_ORDERS: Mapping[str, tuple[str, ...]] = {"dtype": ("bf16", "fp16", "fp32"), "activations": ("bf16", "fp16", "fp32"),

@@ -117,17 +117,19 @@ def _silent(_words: str, _done: int, _total: int) -> None:
 
 def _here(model: str) -> Path | None:
     """A path that exists, or a cached built-in model; None where a fetch could help."""
-    path = Path(model).expanduser()
-    if path.exists():
-        return path
+    with suppress(OSError, RuntimeError, ValueError):  # too long, of a user whom nobody knows, with a zero byte: no path
+        path = Path(model).expanduser()
+        if model and path.exists():
+            return path
     if model in BUILT_IN:
         packaged = BUILT_IN[model]
         target = _target(packaged)
         return target if target.is_file() and target.stat().st_size == packaged.member_bytes else None
     if not _HUB_ID.fullmatch(model) or model.startswith((".", "/", "~")):
         near = get_close_matches(model, BUILT_IN, n=1)
-        raise FitmentError(f"{model}: no such path or model{f'; did you mean {near[0]}?' if near else ''}; give a file or a folder, "
-                           f"a hub id ORG/MODEL, or one of {', '.join(BUILT_IN)}")
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise FitmentError(f"{model[:200]!r}: no such path or model{hint}; give a file or a folder, a hub id ORG/MODEL, or one of "
+                           f"{', '.join(BUILT_IN)}")
     return None
 
 

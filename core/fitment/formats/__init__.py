@@ -5,6 +5,7 @@ A format's module has ``FORMAT``, a :class:`~fitment.formats.base.Format`. Nothi
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -30,7 +31,7 @@ def recognise(path: str | Path) -> Checkpoint:
         FitmentError: nothing is there, no format knows it, or its format found it broken.
     """
     path = Path(path)
-    if not path.exists():
+    if not os.path.exists(path):  # unlike path.exists(), it raises for no path
         raise CheckpointError(f"{path}: no such file or directory; give a checkpoint file, a model directory or a model name")
     for fmt in formats().values():
         if fmt.matches(path):

@@ -52,8 +52,10 @@ class SafetensorsFile:
         self.path = path
         self.buffer = map_file(path)
         header, start = self._header()
-        header.pop("__metadata__", None)
         problems: list[str] = []
+        metadata = header.pop("__metadata__", None) or {}
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            problems.append(f"__metadata__ is {shown(metadata)}, wanted an object of strings")
         stored = [tensor for name, entry in header.items() if (tensor := _entry(name, entry, start, problems))]
         if not problems:
             problems = _coverage(stored, start, len(self.buffer))

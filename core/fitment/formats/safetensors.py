@@ -1,16 +1,13 @@
-"""safetensors with Hugging Face's configuration: a directory, or one file with ``config.json`` beside it. Unquantized weights."""
+"""safetensors with Hugging Face's configuration: a directory, or a file or index with ``config.json`` beside it. Unquantized weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fitment.description import ModelDescription
 from fitment.formats import _llama_layout
-from fitment.formats._files import read_json, refusal, shown
+from fitment.formats._files import find, read_json, refusal, shown
 from fitment.formats._huggingface import describe_huggingface, tokenizer_source
 from fitment.formats._safetensors_reader import BITS, MAX_HEADER_BYTES, SafetensorsFile, StoredTensor
 from fitment.formats.base import Checkpoint, CheckpointError, Format, TensorInfo
@@ -25,7 +22,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class SafetensorsCheckpoint(Checkpoint):
-    """An open directory or file."""
+    """An open directory, file or index."""
 
     format = "safetensors"
 
@@ -34,22 +31,12 @@ class SafetensorsCheckpoint(Checkpoint):
         directory = path if path.is_dir() else path.parent
         problems: list[str] = []
         model = describe_huggingface(directory, problems)
-        self._stored = _open_tensors(path, problems)
+        self._stored = _open_tensors(path)
         self.tensors: Mapping[str, TensorInfo] = {
             name: TensorInfo(name, tensor.shape, tensor.dtype, SPECS.get(tensor.dtype), tensor.nbytes)
             for name, (_, tensor) in self._stored.items()}
-        self.model = self._checked(model, problems)
+        self.model = _llama_layout.settle(path, model, problems, {name: info.shape for name, info in self.tensors.items()})
         self.tokenizer = tokenizer_source(directory)
-
-    def _checked(self, model: ModelDescription, problems: list[str]) -> ModelDescription:
-        quantized = any(item.startswith("quantization_config") for item in model.unserved)
-        extra: list[str] = []
-        if not problems and not quantized and model.architecture in _llama_layout.ARCHITECTURES:
-            shapes = {name: info.shape for name, info in self.tensors.items()}
-            problems, extra = _llama_layout.check(model, shapes, frozenset())
-        if problems:
-            raise refusal(self.path, problems)
-        return replace(model, unserved=(*model.unserved, *extra))
 
     def read(self, name: str) -> Dense:
         """Read one tensor; it lies on the file's map (writes to it stay in memory) where the file aligns it.
@@ -62,12 +49,8 @@ class SafetensorsCheckpoint(Checkpoint):
         from fitment.dtypes import torch_dtype
         from fitment.weights.dense import Dense
 
-        info = self.tensors.get(name)
-        if info is None:
-            near = get_close_matches(name, self.tensors, n=3)
-            raise CheckpointError(f"{self.path}: no tensor {name!r}" + (f"; near it are {', '.join(near)}" if near else ""))
-        if not isinstance(info.spec, DenseSpec):
-            raise CheckpointError(f"{self.path}: {name} is {info.encoding}, which safetensors does not read; read are {', '.join(SPECS)}")
+        info = find(self.path, self.tensors, name, SPECS)
+        assert isinstance(info.spec, DenseSpec)
         dtype = torch_dtype(info.spec.dtype)
         if not info.nbytes:
             return Dense(torch.empty(info.shape, dtype=dtype))
@@ -78,19 +61,19 @@ class SafetensorsCheckpoint(Checkpoint):
         return Dense(torch.frombuffer(raw, dtype=dtype).view(info.shape))
 
 
-def _open_tensors(path: Path, problems: list[str]) -> dict[str, tuple[SafetensorsFile, StoredTensor]]:
+def _open_tensors(path: Path) -> dict[str, tuple[SafetensorsFile, StoredTensor]]:
     """Every tensor by name, with the file that holds it."""
     if not path.is_dir():
-        return _all_of(SafetensorsFile(path))
+        return _indexed(path) if path.suffix == ".json" else _all_of(SafetensorsFile(path))
     if (path / SINGLE).exists():
         return _all_of(SafetensorsFile(path / SINGLE))
     if (path / INDEX).exists():
-        return _indexed(path, problems)
+        return _indexed(path / INDEX)
     files = sorted(file.name for file in path.glob("*.safetensors"))
     if len(files) == 1:
         return _all_of(SafetensorsFile(path / files[0]))
-    raise CheckpointError(f"{path}: has neither {SINGLE} nor {INDEX}; " + (
-        f"which of its {len(files)} *.safetensors files belong together cannot be told" if files else "no *.safetensors file either"))
+    raise CheckpointError(f"{path}: has neither {SINGLE} nor {INDEX}, and which of its {len(files)} other *.safetensors files belong "
+                          f"together cannot be told; give one of them, or fetch {INDEX}")
 
 
 def _all_of(file: SafetensorsFile) -> dict[str, tuple[SafetensorsFile, StoredTensor]]:
@@ -103,24 +86,25 @@ def _is_shard_name(name: object) -> bool:
             and not any(separator in name for separator in "/\\:") and len(name) <= 255)
 
 
-def _indexed(directory: Path, problems: list[str]) -> dict[str, tuple[SafetensorsFile, StoredTensor]]:
-    """The tensors that the index names, from its shards."""
-    path = directory / INDEX
+def _indexed(path: Path) -> dict[str, tuple[SafetensorsFile, StoredTensor]]:
+    """The tensors that the index at ``path`` names, from the shards beside it."""
     weight_map = read_json(path, MAX_HEADER_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: weight_map is {shown(weight_map)}, wanted an object from tensor names to files")
-    wrong = [f"{INDEX} puts {shown(name)} into {shown(shard)}, wanted a *.safetensors file beside it"
+    wrong = [f"weight_map puts {shown(name)} into {shown(shard)}, wanted the name of a *.safetensors file beside the index"
              for name, shard in weight_map.items() if not _is_shard_name(shard)]
     if wrong:
         raise refusal(path, wrong)
     names = sorted(set(weight_map.values()))
-    missing = [name for name in names if not (directory / name).exists()]
+    missing = [f"the shard {name} is missing; fetch it" for name in names if not path.with_name(name).exists()]
     if missing:
-        raise refusal(path, [f"the shard {name} is missing; fetch it" for name in missing])
-    shards = {name: SafetensorsFile(directory / name) for name in names}
-    absent = [name for name, shard in weight_map.items() if name not in shards[shard].tensors]
-    problems += [f"{weight_map[name]} does not hold {shown(name)}, which {INDEX} puts there" for name in absent]
-    return {name: (shards[shard], shards[shard].tensors[name]) for name, shard in weight_map.items() if name in shards[shard].tensors}
+        raise refusal(path, missing)
+    shards = {name: SafetensorsFile(path.with_name(name)) for name in names}
+    absent = [f"{shard} does not hold {shown(name)}, which weight_map puts there"
+              for name, shard in weight_map.items() if name not in shards[shard].tensors]
+    if absent:
+        raise refusal(path, absent)
+    return {name: (shards[shard], shards[shard].tensors[name]) for name, shard in weight_map.items()}
 
 
 class Safetensors(Format):
@@ -132,11 +116,11 @@ class Safetensors(Format):
     recognised = tuple(dtype for dtype in BITS if dtype not in SPECS)
 
     def matches(self, path: Path) -> bool:
-        """A ``*.safetensors`` file, or a directory with such files or with an index of them."""
+        """A ``*.safetensors`` file, an index of them, or a directory with either."""
         try:
             if path.is_dir():
                 return (path / INDEX).exists() or any(path.glob("*.safetensors"))
-            return path.is_file() and path.suffix == ".safetensors"
+            return path.is_file() and path.name.endswith((".safetensors", ".safetensors.index.json"))
         except (OSError, ValueError):
             return False
 

@@ -90,19 +90,6 @@ def cases(layout: KVLayout) -> Iterator[Case]:
         yield _needle((4, 1, 64), kv_dtype, layout)
 
 
-def _facts(dtype: str, kv_dtype: str, layout: KVLayout, heads: tuple[int, int, int], query_length: int) -> Facts:
-    return cache_facts(dtype, kv_dtype, layout, heads[2], heads[0] // heads[1]) | {"query_length": query_length}
-
-
-def _call(q: Arg, caches: tuple[torch.Tensor, torch.Tensor], table: torch.Tensor, sequences: tuple[tuple[int, int], ...],
-          layout: KVLayout) -> Call:
-    bounds = torch.tensor((0, *(count for count, _ in sequences))).cumsum(0).to(torch.int32)
-    return {"q": q, "k_cache": Arg(caches[0], order=layout.k_order), "v_cache": Arg(caches[1], order=layout.v_order),
-            "block_table": Arg(table), "cu_query_lens": Arg(bounds),
-            "seq_lens": Arg(torch.tensor([length for _, length in sequences], dtype=torch.int32)), "scale": q.tensor.shape[2] ** -0.5,
-            "out": Arg(torch.empty_like(q.tensor), Role.OUT, is_strided=True)}
-
-
 def _case(batch: Batch, heads: tuple[int, int, int], dtype: str, kv_dtype: str, layout: KVLayout) -> Case:
     num_heads, num_kv_heads, size = heads
     name = f"{batch.name}-h{num_heads}-{num_kv_heads}-d{size}/{dtype}-kv-{kv_dtype}"
