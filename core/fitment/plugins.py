@@ -269,8 +269,8 @@ def _tests(condition: Condition) -> Iterator[Test]:
         yield condition
 
 
-_OPERATORS = {"at_least": ("int", "float"), "at_most": ("int", "float"), "multiple_of": ("int",), "has": ("set",),
-              "version": ("version",)}
+_OPERATORS = {"is_in": ("str", "int", "bool", "version"), "at_least": ("int", "float"), "at_most": ("int", "float"),
+              "multiple_of": ("int",), "has": ("set",), "version": ("version",)}
 
 
 def _condition_problems(owner: str, condition: object, facts: FactRegistry) -> Iterator[str]:
@@ -281,9 +281,11 @@ def _condition_problems(owner: str, condition: object, facts: FactRegistry) -> I
         key = facts.get(test.key)
         if key is None:
             yield f"{owner}: its condition looks at fact {test.key!r}, which nobody declared; declare a FactKey for it"
-        elif key.type not in _OPERATORS.get(test.operator, (key.type,)):
+        elif key.type not in _OPERATORS.get(test.operator, ()):
             yield f"{owner}: {test.operator} does not apply to fact {test.key!r}, which is a {key.type}"
-        elif test.operator == "is_in" and key.type in ("str", "int"):
+        elif test.operator in ("at_least", "at_most", "multiple_of") and not isinstance(test.wanted, (int, float)):
+            yield f"{owner}: {test.operator} compares fact {test.key!r} with {test.wanted!r}, which is no number"
+        elif test.operator == "is_in":
             assert isinstance(test.wanted, frozenset)
             wrong = [value for value in test.wanted if not key.accepts(value)]
             if wrong:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fitment.errors import Problems
-from fitment.facts import Facts
+from fitment.facts import Facts, Value
 from fitment.hardware import AXES, Device, Hardware, KVLayout, Listing, load_hardware
 
 
@@ -38,7 +38,7 @@ def test_profiles_take_defaults_and_what_they_are_like(tmp_path: Path) -> None:
         title = "None"
         facts = { isa = [], os = "darwin" }
     """), "acme")
-    small = {"os": "linux", "memory_bytes": 1024, "arch": "s1", "isa": frozenset(("a", "b")), "cores": 2}
+    small: dict[str, Value] = {"os": "linux", "memory_bytes": 1024, "arch": "s1", "isa": frozenset(("a", "b")), "cores": 2}
     assert found == (
         Hardware("small", "acme", "Small 1", Facts(small), "data sheet"),
         Hardware("large", "acme", "Large 1",

@@ -152,9 +152,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if session.device is None:
         terminalreporter.write_line(f"no evidence: {session.absence}")
         return
-    _evidence.write(path, session, tally)
     lacking = {kernel.name: tally.lacks(kernel) for kernel in session.kernels}
-    terminalreporter.write_line(f"evidence for {sum(not why for why in lacking.values())} of {len(lacking)} kernels: {path}")
+    count = sum(not why for why in lacking.values())
+    if count:
+        _evidence.write(path, session, tally)
+    terminalreporter.write_line(f"evidence for {count} of {len(lacking)} kernels{f': {path}' if count else ''}")
     for name, why in lacking.items():
         if why:
             terminalreporter.write_line(f"  none for {name}: {why}")

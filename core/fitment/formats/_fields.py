@@ -48,7 +48,7 @@ class Fields:
     def contradiction(self, keys: tuple[str, ...], problem: str) -> None:
         """Note that the values of ``keys`` do not go together, unless one of them is already known to be wrong."""
         if self.is_good(*keys):
-            self.problems.append(f"{' and '.join(dict.fromkeys(keys))}: {problem}")
+            self.problems.append(f"{', '.join(keys)}: {problem}")
 
     def get(self, key: str) -> Any:
         """The raw value, or None where it is absent or null."""
@@ -131,13 +131,13 @@ def describe(fields: Fields, keys: Mapping[str, str], *, defaults: Mapping[str, 
     rotary_size = max(1, int(head_size * rotary_fraction))
     if "rotary_size" in keys:
         rotary_size = count("rotary_size", MAX_HEADS, default=rotary_size)
-    if fields.get(keys["head_size"]) is None and hidden_size % num_heads:
-        fields.contradiction((keys["hidden_size"], keys["num_heads"]), f"{hidden_size} is not a multiple of {num_heads}, "
-                             f"and {keys['head_size']} is missing")
+    head_keys = (keys["head_size"],) if fields.get(keys["head_size"]) is not None else (keys["hidden_size"], keys["num_heads"])
+    if len(head_keys) > 1 and hidden_size % num_heads:
+        fields.contradiction(head_keys, f"{hidden_size} is not a multiple of {num_heads}, and {keys['head_size']} is missing")
     if num_heads % num_kv_heads:
         fields.contradiction((keys["num_heads"], keys["num_kv_heads"]), f"{num_heads} is not a multiple of {num_kv_heads}")
     if rotary_size > head_size or rotary_size % 2:
-        fields.contradiction((keys.get("rotary_size", keys["head_size"]), keys["head_size"]),
+        fields.contradiction((*head_keys, *([keys["rotary_size"]] if "rotary_size" in keys else [])),
                              f"{rotary_size} elements of a head of {head_size} are rotated, wanted an even number of them")
     return ModelDescription(
         architecture=architecture, num_layers=count("num_layers", MAX_LAYERS), hidden_size=hidden_size,

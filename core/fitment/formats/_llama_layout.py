@@ -51,7 +51,8 @@ def check(model: ModelDescription, shapes: Mapping[str, tuple[int, ...]], also: 
     """
     wanted = dict(expected_shapes(model))
     missing = [name for name in wanted if name not in shapes]
-    problems = [f"{name} has shape {shapes[name]}, wanted {shape}" for name, shape in wanted.items() if shapes.get(name, shape) != shape]
+    wrong = [f"{name} has shape {shapes[name]}, wanted {shape}" for name, shape in wanted.items() if shapes.get(name, shape) != shape]
+    problems = wrong[:_SHOWN] + [f"{len(wrong) - _SHOWN} more have another shape than wanted" for _ in wrong[_SHOWN:_SHOWN + 1]]
     if missing:
         problems.append(f"{len(missing)} of {len(wanted)} tensors are missing: {', '.join(missing[:_SHOWN])}"
                         + (", …" if len(missing) > _SHOWN else ""))

@@ -150,7 +150,10 @@ class GGUF(Format):
         Raises:
             CheckpointError: it is damaged, or its metadata and tensors contradict each other.
         """
-        return GGUFCheckpoint(path)
+        try:
+            return GGUFCheckpoint(path)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error}") from error
 
 
 FORMAT = GGUF()

@@ -97,9 +97,9 @@ def dtypes(isa: frozenset[str]) -> frozenset[str]:
 def closest(found: Probe, profiles: Iterable[Hardware]) -> Hardware | None:
     """The profile with the most features among those whose features (but for what hypervisors hide) this machine has.
 
-    A maker's own part is preferred to a generic level, and the very core to another with the same features.
+    The very core, where its number is known, comes before any other.
     """
-    best: tuple[tuple[bool, bool, int], Hardware] | None = None
+    best: tuple[tuple[bool, int], Hardware] | None = None
     for profile in profiles:
         isa = profile.facts["isa"]
         assert isinstance(isa, frozenset)
@@ -108,7 +108,7 @@ def closest(found: Probe, profiles: Iterable[Hardware]) -> Hardware | None:
             continue
         if target.vendor not in ("generic", found.vendor) or not _telling(isa) <= found.isa:
             continue
-        rank = (target.vendor != "generic", bool(found.part) and target.cpu_part == found.part, len(isa))
+        rank = (bool(found.part) and target.cpu_part == found.part, len(isa))
         if best is None or rank > best[0]:
             best = (rank, profile)
     return best[1] if best else None

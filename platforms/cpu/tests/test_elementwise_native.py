@@ -24,11 +24,13 @@ UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-1
 @pytest.fixture(params=native.levels(), autouse=True)
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each instruction set in turn."""
-    before, threads = native.level(), native.num_threads()
+    before, threads, torch_threads = native.level(), native.num_threads(), torch.get_num_threads()
+    torch.set_num_threads(1)  # for the reference: its threads would stand in the way of the kernels'
     assert native.set_level(request.param)
     yield request.param
     native.set_level(before)
     native.set_num_threads(threads)
+    torch.set_num_threads(torch_threads)
 
 
 def wide(n: int, m: int, dtype: torch.dtype, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -23,11 +23,13 @@ NEAR = 1e-6
 @pytest.fixture(params=native.levels(), autouse=True)
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each instruction set in turn."""
-    before, threads = native.level(), native.num_threads()
+    before, threads, torch_threads = native.level(), native.num_threads(), torch.get_num_threads()
+    torch.set_num_threads(1)  # for the reference: its threads would stand in the way of the kernels'
     assert native.set_level(request.param)
     yield request.param
     native.set_level(before)
     native.set_num_threads(threads)
+    torch.set_num_threads(torch_threads)
 
 
 Parameters = dict[str, torch.Tensor]
@@ -113,7 +115,7 @@ def test_as_the_reference(vocab: int, spread: float, grid: int, holes: bool, see
 @pytest.mark.parametrize("filters", [{}, {"top_k": 50}, {"top_k": 5000}, {"top_p": 0.9}, {"min_p": 0.05}, {"top_k": 700, "top_p": 0.8}])
 def test_a_real_vocabulary(spread: float, filters: dict[str, float]) -> None:
     generator = torch.Generator().manual_seed(5)
-    n, vocab = 4, 49_152
+    n, vocab = 2, 49_152
     buffer = torch.randn(n, vocab + 9, generator=generator) * spread
     assert_as_reference(buffer[:, 3 : 3 + vocab], parameters(n, uniform=torch.rand(n, generator=generator), **filters))  # type: ignore[arg-type]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from fitment.errors import FitmentError
 import fitment_cpu._native as native
+from fitment.errors import FitmentError
 from fitment_cpu._build import ISA_VARIABLE
 from fitment_cpu.detect import usable_cores
 

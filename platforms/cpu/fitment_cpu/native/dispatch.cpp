@@ -13,7 +13,7 @@ std::vector<const Table*> find_tables() {
     std::vector<const Table*> found{&table_generic};
 #if defined(FITMENT_X86)
     __builtin_cpu_init();
-    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))) return found;
+    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))) return found;
     found.push_back(&table_avx2);
     if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
           __builtin_cpu_supports("avx512vl")))

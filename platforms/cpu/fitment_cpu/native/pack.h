@@ -36,8 +36,9 @@ struct Weight {
     int64_t bytes;
     uint8_t* data;          // 64-byte aligned, owned
 
-    int32_t tiles() const { return (rows + tile_rows - 1) / tile_rows; }
-    int32_t groups() const { return group ? cols / group : 0; }
+    // Always inlined: the linker keeps one copy of a function, perhaps of an instruction set that does not run here.
+    __attribute__((always_inline)) int32_t tiles() const { return (rows + tile_rows - 1) / tile_rows; }
+    __attribute__((always_inline)) int32_t groups() const { return group ? cols / group : 0; }
 };
 
 // What packing reads: dense values, or codes (a byte each) with fp32 scales and biases [rows, groups].

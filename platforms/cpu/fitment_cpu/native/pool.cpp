@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
@@ -153,14 +154,25 @@ private:
     alignas(64) std::atomic<int> sleepers_{0};
 };
 
-int wanted_threads = 1;
+std::atomic<int> wanted_threads{1};
 
 // Never destroyed: threads may outlive static objects. After a fork the child has none of the threads, and makes a new pool.
 struct State {
     std::mutex mutex;
     Pool* pool = nullptr;
-    Buffer scratch;
+    std::shared_ptr<void> scratch;
     std::size_t scratch_bytes = 0;
+
+    // Runs calls that are for the same number of threads.
+    void run(const Call* calls, std::size_t count) {
+        if (count == 1 && calls->is_solo) return run_alone(*calls);
+        if (pool && pool->threads() != calls->threads) {
+            delete pool;
+            pool = nullptr;
+        }
+        if (!pool) pool = new Pool(calls->threads);
+        pool->run(calls, count);
+    }
 };
 
 State* state = new State;
@@ -178,19 +190,12 @@ int num_threads() { return wanted_threads; }
 void set_num_threads(int count) { wanted_threads = count < 1 ? 1 : count; }
 
 void run(const Call* calls, std::size_t count) {
-    if (count == 0) return;
     State& s = *state;
     std::lock_guard lock(s.mutex);
-    if (s.pool && s.pool->threads() != wanted_threads) {
-        delete s.pool;
-        s.pool = nullptr;
+    for (std::size_t start = 0, stop = 0; start < count; start = stop) {
+        while (stop < count && calls[stop].threads == calls[start].threads) ++stop;
+        s.run(calls + start, stop - start);
     }
-    if (!s.pool) s.pool = new Pool(wanted_threads);
-    if (count == 1 && calls->is_solo) {
-        run_alone(*calls);
-        return;
-    }
-    s.pool->run(calls, count);
 }
 
 void launch(const Call& call) {
@@ -198,16 +203,20 @@ void launch(const Call& call) {
     if (tape) tape->calls.push_back(call);
 }
 
-Buffer scratch(std::size_t bytes) {
+std::shared_ptr<void> scratch(std::size_t bytes) {
     State& s = *state;
     std::lock_guard lock(s.mutex);
     if (bytes > s.scratch_bytes) {
         bytes += bytes / 4;
-        s.scratch = Buffer(::operator new(bytes, std::align_val_t(64)), [](void* p) { ::operator delete(p, std::align_val_t(64)); });
+        s.scratch = std::shared_ptr<void>(::operator new(bytes, std::align_val_t(64)), [](void* p) { ::operator delete(p, std::align_val_t(64)); });
         s.scratch_bytes = bytes;
     }
-    if (tape && s.scratch && (tape->buffers.empty() || tape->buffers.back() != s.scratch)) tape->buffers.push_back(s.scratch);
+    keep(s.scratch);
     return s.scratch;
+}
+
+void keep(const Buffer& buffer) {
+    if (tape && buffer && std::find(tape->buffers.begin(), tape->buffers.end(), buffer) == tape->buffers.end()) tape->buffers.push_back(buffer);
 }
 
 Tape* recording() { return tape; }
