@@ -89,6 +89,15 @@ class Acme:
                       prepare=f"{module.__name__}:prepare" if prepare else None)
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors are so small that threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def acme(monkeypatch: pytest.MonkeyPatch) -> Acme:
     return Acme(monkeypatch)
@@ -122,8 +131,9 @@ def test_a_right_kernel_passes(op: str, acme: Acme) -> None:
     kernel = acme.kernel(op, reference(op))
     bench = acme.bench(kernel)
     for case in some_cases(bench, kernel):
-        check_agrees(bench, kernel, case)
-        check_captured(bench, kernel, case)
+        if "grid" not in case.name:
+            check_agrees(bench, kernel, case)
+            check_captured(bench, kernel, case)
     check_refuses(bench, kernel, cases(op, LAYOUT))
 
 
@@ -237,7 +247,7 @@ def test_an_error_that_int8_activations_do_not_explain_is_caught(acme: Acme) -> 
     factor = 1.0
     kernel = acme.kernel("linear", linear, equals("activations", "int8"))
     bench = acme.bench(kernel)
-    assert agree(bench, kernel, "ga4") == ""
+    assert agree(bench, kernel, "ga4-g32") == ""
     factor = 1.01
     assert "NMSE" in agree(bench, kernel, "ga4-g32-min-fp16/n17-fp32")
 
@@ -391,10 +401,9 @@ def test_any_declared_order_is_served(order: tuple[str, ...], acme: Acme) -> Non
 
     kernels = acme.kernel("write_kv", write_kv), acme.kernel("paged_attention", attention)
     bench = acme.bench(*kernels, layout=KVLayout("acme", 16, order, order, ("fp32", "bf16")))
-    assert agree(bench, kernels[0]) == ""
-    assert agree(bench, kernels[1], "mixed") == ""
-    for trip in round_trips(bench.platform.kv_layout):
-        check_reads_back(bench, *kernels, trip)
+    assert agree(bench, kernels[0], "n17") == ""
+    assert agree(bench, kernels[1], "mixed-h9-3-d64/fp32") == ""
+    check_reads_back(bench, *kernels, next(round_trips(bench.platform.kv_layout)))
 
 
 def write_from_the_end(k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor) -> None:

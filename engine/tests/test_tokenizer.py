@@ -29,9 +29,9 @@ AWKWARD = [*CORPUS[:7], "", " ", "  a", "a  ", "\n", "I'LL we'Ve", "3.14159 2024
 def trained() -> tokenizers.Tokenizer:
     """A small byte-level BPE tokenizer that splits digits, then as GPT-2 does: what GGUF files call smollm."""
     library = tokenizers.Tokenizer(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.Sequence([  # type: ignore[assignment]
+    library.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
-    library.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    library.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=SPECIAL, show_progress=False,
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     library.train_from_iterator(CORPUS, trainer)
@@ -207,8 +207,8 @@ def test_a_hugging_face_folder(tmp_path: Path) -> None:
 
 def test_a_sentencepiece_folder(tmp_path: Path) -> None:
     library = tokenizers.Tokenizer(models.BPE(vocab={"▁": 0, "a": 1, "▁a": 2, "<0x0A>": 3}, merges=[("▁", "a")], byte_fallback=True))
-    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])  # type: ignore[assignment]
-    library.decoder = decoders.Sequence([  # type: ignore[assignment]
+    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    library.decoder = decoders.Sequence([
         decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     library.add_special_tokens([AddedToken("</s>", special=True)])
     tokenizer = tokenizer_for(files(tmp_path, library, eos_token="</s>"))

@@ -93,6 +93,11 @@ class Bench:
         """
         return {name: self._prepare(kernel, weight) for name, weight in call.items() if isinstance(weight, Dense | GroupAffine)}
 
+    def release(self) -> None:
+        """Let go of everything that was prepared."""
+        self._prepared.clear()
+        self._calls.clear()
+
     def _prepare(self, kernel: Kernel, weight: Weight) -> Any:
         key = (kernel.prepare, id(weight))
         if key not in self._prepared:

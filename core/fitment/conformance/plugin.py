@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +95,12 @@ def _reads_back(session: Session) -> list[Any]:
 
 
 @pytest.fixture(scope="session")
-def bench(pytestconfig: pytest.Config) -> Bench:
+def bench(pytestconfig: pytest.Config) -> Iterator[Bench]:
     """The device that kernels are checked on."""
     found = pytestconfig.stash[_SESSION].bench
     assert found is not None, "without a device its tests are skipped"
-    return found
+    yield found
+    found.release()
 
 
 @pytest.fixture

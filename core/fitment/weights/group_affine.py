@@ -53,7 +53,7 @@ class GroupAffine:
     def dequantize(self, dtype: torch.dtype = torch.float64) -> torch.Tensor:
         """The values ``[rows, cols]``: computed in float64, where they are exact, then rounded to ``dtype``."""
         rows, cols = self.codes.shape
-        codes = self.codes.to(torch.float64).unflatten(1, (self.scales.shape[1], -1))
+        codes = self.codes.to(torch.float64).view(rows, self.scales.shape[1], self.spec.group_size or cols)
         scales = self.scales.to(torch.float64).unsqueeze(-1)
         offset = self.offset if isinstance(self.offset, int) else self.offset.to(torch.float64).unsqueeze(-1)
         values = codes * scales + offset if self.spec.offset == "minimums" else (codes - offset) * scales

@@ -103,6 +103,14 @@ def test_what_is_wrong_is_named(tmp_path: Path, case: str) -> None:
     assert len(str(caught.value)) < 1000
 
 
+def test_strings_are_counted_over_the_whole_header(tmp_path: Path) -> None:
+    half = (1 << 21) + 1
+    path = tmp_path / "hostile.gguf"
+    path.write_bytes(gguf([key(b"k", ARRAY, array(STRING, half, bytes(8 * half))), key(b"l", ARRAY, array(STRING, half))]))
+    with pytest.raises(CheckpointError, match="the value of 'l' claims 2097153 strings, more than the 4194304 that are read in all"):
+        recognise(path)
+
+
 LIMITED = """
 import resource, sys, time
 from fitment.formats import CheckpointError, recognise
