@@ -10,7 +10,7 @@ MEMBERS := $(patsubst %/pyproject.toml,%,$(wildcard */pyproject.toml */*/pyproje
 PROJECTS := $(addsuffix /pyproject.toml,$(MEMBERS))
 NATIVE := $(wildcard platforms/*/CMakeLists.txt platforms/*/*/native/*)
 
-.PHONY: run test lint bench matrix nightly clean
+.PHONY: run test lint bench matrix evidence nightly clean
 
 run: .venv/run.stamp
 	@$(BIN)/fitment run $(MODEL) "$(QUESTION)"
@@ -27,6 +27,14 @@ bench: .venv/run.stamp
 
 matrix: .venv/run.stamp
 	$(BIN)/capabilities matrix --write compat_matrix/snapshot
+
+# What this machine's kernels were seen to do; the second run is of the portable build.
+EVIDENCE := $(CURDIR)/compat_matrix/snapshot/evidence
+evidence: .venv/dev.stamp
+	$(BIN)/pytest -q --pyargs fitment.conformance --platform cpu --evidence $(EVIDENCE)/cpu-$(HARDWARE).json
+	FITMENT_CPU_ISA=generic $(BIN)/pytest -q --pyargs fitment.conformance --platform cpu --evidence $(EVIDENCE)/cpu-$(HARDWARE)-generic.json
+	$(MAKE) matrix
+HARDWARE = $(shell $(BIN)/python -c "from fitment.plugins import load; print(load().devices[0].hardware)")
 
 nightly: .venv/dev.stamp
 	$(BIN)/pytest

@@ -51,7 +51,7 @@ def prepare(weight: Dense | GroupAffine) -> PackedWeight:
     if isinstance(weight, Dense):
         values = weight.values.contiguous()
         return PackedWeight(native.pack_dense(TYPES[values.dtype], rows, cols, values.data_ptr(), cols), is_affine=False)
-    group = weight.spec.group_size or cols
+    group = weight.spec.group_size or -(-cols // 8) * 8
     if group % 8:
         raise ValueError(f"GroupAffine {weight.shape}: group size {group} is not a multiple of 8")
     codes = weight.codes.contiguous()

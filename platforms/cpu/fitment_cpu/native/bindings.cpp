@@ -61,7 +61,7 @@ std::shared_ptr<OwnedWeight> packed(Kind kind, int rows, int cols, int group, bo
 }
 
 std::shared_ptr<OwnedWeight> pack_affine(int bits, int rows, int cols, int group, Address codes, int64_t stride, Address scale, Address bias) {
-    int64_t count = int64_t(rows) * (group > 0 ? cols / group : 0);
+    int64_t count = int64_t(rows) * (group > 0 ? (cols + group - 1) / group : 0);
     bool half = exact_in_half(at<float>(scale), count) && exact_in_half(at<float>(bias), count);
     return packed(bits <= 4 ? Kind::affine4 : Kind::affine8, rows, cols, group, half, {nullptr, at(codes), at<float>(scale), at<float>(bias), stride});
 }
@@ -152,6 +152,7 @@ void replay(const Tape& tape) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false);  // what is still alive when the interpreter ends is no leak
     m.doc() = "The native kernels of fitment_cpu.";
     nb::class_<OwnedWeight>(m, "Weight", "A packed weight.")
         .def_ro("rows", &OwnedWeight::rows)

@@ -106,7 +106,7 @@ FITMENT_INLINE Layout layout_of(const Linear& a) {
     l.group = w.group;
     l.is_int8 = a.activations == Activations::int8;
     l.is_bf16 = a.activations == Activations::bf16 && has_bf16_dot && w.kind != Kind::fp32 && w.kind != Kind::fp16;
-    l.scales_at = linear_padded(int64_t(w.cols) * (l.is_int8 ? 1 : l.is_bf16 ? 2 : 4) + 4);
+    l.scales_at = linear_padded(int64_t(w.padded_cols()) * (l.is_int8 ? 1 : l.is_bf16 ? 2 : 4) + 4);
     l.sums_at = l.scales_at + linear_padded(int64_t(4) * l.groups);
     l.row_bytes = l.sums_at + linear_padded(int64_t(4) * l.groups);
     return l;
@@ -176,12 +176,13 @@ inline void convert_row(const Linear& a, const Layout& l, int64_t i, uint8_t* ro
     bool in_place = !l.is_int8 && !l.is_bf16;
     float* values = in_place ? reinterpret_cast<float*>(row) : wide;
     with_type(a.x_type, [&]<class T>(T*) { widen(static_cast<const T*>(a.x) + i * a.x_stride, values, cols); });
+    for (int k = cols, padded = a.weight->padded_cols(); k < padded; ++k) values[k] = 0;
     if (l.is_int8) return quantize_row(a, l, values, row);
     if (a.activations == Activations::bf16)
         for (int k = 0; k < cols; ++k) values[k] = round_bf16(values[k]);
     if (l.is_bf16) {
         auto out = reinterpret_cast<uint16_t*>(row);
-        for (int k = 0; k < cols; ++k) out[k] = uint16_t(bits_as<uint32_t>(values[k]) >> 16);
+        for (int k = 0; k < a.weight->padded_cols(); ++k) out[k] = uint16_t(bits_as<uint32_t>(values[k]) >> 16);
         if (cols % 2) out[cols] = 0;
     }
     auto sums = reinterpret_cast<float*>(row + l.sums_at);
@@ -457,7 +458,7 @@ inline void multiply_with(const Linear& a, const uint8_t* x, int part, int parts
 }
 
 FITMENT_INLINE uint8_t* wide_row(const Linear& a, const Layout& l, int part) {
-    return static_cast<uint8_t*>(a.scratch) + a.n * l.row_bytes + part * linear_padded(int64_t(4) * a.weight->cols);
+    return static_cast<uint8_t*>(a.scratch) + a.n * l.row_bytes + part * linear_padded(int64_t(4) * a.weight->padded_cols());
 }
 
 inline void convert(const void* args, int part, int parts) {
@@ -533,7 +534,7 @@ inline void embed(const void* args, int part, int parts) {
     const Embedding& a = *static_cast<const Embedding*>(args);
     const Weight& w = *a.weight;
     int64_t n = a.n;
-    auto row = static_cast<float*>(__builtin_malloc(sizeof(float) * size_t(w.cols)));
+    auto row = static_cast<float*>(__builtin_malloc(sizeof(float) * size_t(w.padded_cols())));
     if (!row) __builtin_abort();
     with_type(a.type, [&]<class T>(T*) {
         for (int64_t i = n * part / parts; i < n * (part + 1) / parts; ++i) {

@@ -38,7 +38,8 @@ void pack_affine(const Pack& p, int tile, uint8_t* out) {
     for (int g = 0; g < groups; ++g) {
         for (int k = g * w.group; k < (g + 1) * w.group; k += columns, out += line_bytes) {
             uint32_t line[tile_rows] = {};
-            for (int r = 0; r < rows; ++r) line[r] = pack_word(codes + r * p.source_stride + k, bits, columns);
+            int inside = w.cols - k < columns ? w.cols - k : columns;
+            for (int r = 0; r < rows; ++r) line[r] = pack_word(codes + r * p.source_stride + k, bits, inside);
             std::memcpy(out, line, line_bytes);
         }
         for (const float* params : {p.scale, p.bias}) {
@@ -79,8 +80,8 @@ bool plan_weight(Weight& w) {
     int columns = columns_per_line(w.kind);
     bool is_affine = w.kind == Kind::affine4 || w.kind == Kind::affine8;
     if (w.rows < 1 || w.cols < 1) return false;
-    if (is_affine && (w.group < 1 || w.cols % w.group || w.group % 8)) return false;
-    int64_t lines = (int64_t(w.cols) + columns - 1) / columns;
+    if (is_affine && (w.group < 1 || w.group % 8 || (w.cols % w.group && w.groups() > 1))) return false;
+    int64_t lines = (int64_t(w.padded_cols()) + columns - 1) / columns;
     w.tile_bytes = lines * line_bytes + int64_t(w.groups()) * tile_rows * (w.half_params ? 4 : 8);
     w.bytes = w.tile_bytes * w.tiles();
     return true;

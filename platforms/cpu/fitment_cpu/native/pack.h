@@ -11,6 +11,8 @@
 //   fp16      16 rows of column k, then 16 rows of column k + 1.
 //   fp32      16 rows x 1 column.
 //
+// A group that is a whole row is padded with codes of 0 to a multiple of 8 columns, and so is x with zeros.
+//
 // Behind the lines of each group of an affine weight lie its 16 scales and 16 biases, w = scale * code + bias: as fp16 where all of
 // the weight's are exact so, else as fp32.
 #pragma once
@@ -30,7 +32,7 @@ constexpr int line_bytes = 64;
 struct Weight {
     Kind kind;
     int32_t rows, cols;
-    int32_t group;          // columns of a group; 0 where there are none
+    int32_t group;          // columns of a group, a multiple of 8; 0 where there are none
     bool half_params;       // scales and biases are fp16
     int64_t tile_bytes;
     int64_t bytes;
@@ -38,7 +40,8 @@ struct Weight {
 
     // Always inlined: the linker keeps one copy of a function, perhaps of an instruction set that does not run here.
     __attribute__((always_inline)) int32_t tiles() const { return (rows + tile_rows - 1) / tile_rows; }
-    __attribute__((always_inline)) int32_t groups() const { return group ? cols / group : 0; }
+    __attribute__((always_inline)) int32_t padded_cols() const { return group ? groups() * group : cols; }
+    __attribute__((always_inline)) int32_t groups() const { return group ? (cols + group - 1) / group : 0; }
 };
 
 // What packing reads: dense values, or codes (a byte each) with fp32 scales and biases [rows, groups].

@@ -15,7 +15,7 @@ static inline constexpr int64_t linear_padded(int64_t bytes) { return (bytes + 6
 
 // Bytes of Linear::scratch for `threads` threads: x as fp32 at most, with a scale and a sum for each group, and an fp32 row a thread.
 static inline int64_t linear_scratch_bytes(const Linear& a, int threads) {
-    int64_t row = linear_padded(int64_t(4) * a.weight->cols + 4), groups = linear_padded(int64_t(4) * a.weight->groups());
+    int64_t row = linear_padded(int64_t(4) * a.weight->padded_cols() + 4), groups = linear_padded(int64_t(4) * a.weight->groups());
     return a.n * (row + 2 * groups) + threads * row;
 }
 
