@@ -76,6 +76,8 @@ class Binder:
         key = (" ".join(names), prepare_entry)
         if key not in self._prepared:
             self._prepared[key] = prepare(self._read(names))
+            for name in names:
+                self._checkpoint.release(name)
         return self._prepared[key]
 
     def _read(self, names: Sequence[str]) -> Any:

@@ -40,7 +40,7 @@ class Runner:
         max_blocks = -(-plan.max_model_len // layout.block_size)
         self._batch = Batch(plan.max_batch_tokens, plan.max_num_seqs, max_blocks, layout.block_size, self.device)
         rows = max(plan.max_num_seqs, LOGITS_ROWS)
-        self._logits = torch.zeros(rows, model.vocab_size, dtype=torch.float32, device=self.device)
+        self._logits = torch.empty(rows, model.vocab_size, dtype=torch.float32, device=self.device)
         self._capture: GraphCapture | None = None
         if plan.graph_batch_sizes:
             assert plan.platform.graph_capture is not None

@@ -78,6 +78,13 @@ def map_file(path: Path) -> mmap.mmap:
         os.close(descriptor)
 
 
+def forget(buffer: mmap.mmap, start: int, end: int) -> None:
+    """Give back the pages that lie wholly in the bytes ``[start, end)`` of a map, where the system can."""
+    first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+    if hasattr(mmap, "MADV_DONTNEED") and first < last:
+        buffer.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
 def check_size(path: Path, buffer: mmap.mmap, end: int) -> None:
     """Raise CheckpointError when the file has become shorter than ``end`` since it was mapped."""
     size = buffer.size()

@@ -62,6 +62,14 @@ class Checkpoint(ABC):
             CheckpointError: there is no such tensor, its encoding is not served, or its bytes are wrong.
         """
 
+    @abstractmethod
+    def release(self, name: str) -> None:
+        """Let go of the memory that reading ``name`` brought in from its file.
+
+        What was read stays valid, and comes from the file again when it is looked at; what was written into it is lost. For
+        loaders that have copied a tensor: else a process holds a large checkpoint twice.
+        """
+
     def unserved(self) -> list[str]:
         """A sentence for each encoding in the checkpoint that this format recognises and does not read."""
         names: dict[str, list[str]] = {}

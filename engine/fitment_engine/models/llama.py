@@ -44,7 +44,7 @@ class Llama:
         self._scale = model.head_size**-0.5
 
         def buffer(width: int) -> torch.Tensor:
-            return torch.zeros(max_tokens, width, dtype=dtype, device=binder.device)
+            return torch.empty(max_tokens, width, dtype=dtype, device=binder.device)
 
         self._residual = buffer(model.hidden_size)
         self._x = buffer(model.hidden_size)
