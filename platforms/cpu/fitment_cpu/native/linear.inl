@@ -12,6 +12,12 @@ using I32x16 = int32_t __attribute__((vector_size(64)));
 using U32x16 = uint32_t __attribute__((vector_size(64)));
 using U16x16 = uint16_t __attribute__((vector_size(32)));
 
+#if defined(__AVX512F__)
+constexpr bool wide_blocks = true;  // as many rows as 32 registers take
+#else
+constexpr bool wide_blocks = false;
+#endif
+
 constexpr int dense_group = 64;  // columns of a dense weight that are summed before they are folded
 
 template <class V>
@@ -118,10 +124,6 @@ FITMENT_INLINE float round_bf16(float x) {
     return bits_as<float>(rounded & 0xffff0000u);
 }
 
-// Where column k of its line of `count` columns lies among the bytes of its int8 words.
-constexpr int nibble_place[8] = {0, 2, 4, 6, 1, 3, 5, 7};
-constexpr int byte_place[4] = {0, 2, 1, 3};
-
 // A row's values as fp32, in order.
 template <class T>
 FITMENT_INLINE void widen(const T* x, float* out, int cols) {
@@ -137,36 +139,65 @@ FITMENT_INLINE float group_sum(const float* x, int count) {
     return sum(sums) + rest;
 }
 
-inline void quantize_row(const Linear& a, const Layout& l, const float* x, uint8_t* row) {
-    const Weight& w = *a.weight;
+using I8x16 = int8_t __attribute__((vector_size(16)));
+
+// The greatest magnitude of `count` (a multiple of 8) values; infinity or NaN where one of them is.
+FITMENT_INLINE float greatest_magnitude(const float* x, int count) {
+    constexpr uint32_t no_sign = 0x7fffffffu;
+    U32x16 most = {};  // as integers, the bits of magnitudes are ordered as the magnitudes are, NaN above all
+    int i = 0;
+    for (; i + 16 <= count; i += 16) {
+        U32x16 bits = load_as<U32x16>(x + i) & no_sign;
+        most = bits > most ? bits : most;
+    }
+    uint32_t highest = 0;
+    for (; i < count; ++i) {
+        uint32_t bits = bits_as<uint32_t>(x[i]) & no_sign;
+        highest = bits > highest ? bits : highest;
+    }
+    for (int lane = 0; lane < 16; ++lane) highest = most[lane] > highest ? most[lane] : highest;
+    return bits_as<float>(highest);
+}
+
+// Values times `inverse`, rounded to integers that fit a byte, in the order of the weight's words.
+template <bool Bytes>
+FITMENT_INLINE I8x16 quantize16(F32x16 x, float inverse, int32_t& total) {
+#if defined(__AVX512F__)
+    I32x16 q = bits_as<I32x16>(_mm512_cvtps_epi32(x * inverse));
+    total += _mm512_reduce_add_epi32(bits_as<__m512i>(q));
+    I8x16 bytes = bits_as<I8x16>(_mm512_cvtepi32_epi8(bits_as<__m512i>(q)));
+#else
+    constexpr float magic = 0x1.8p23f;  // adding it rounds to an integer, to even, that lies in the low bits
+    I32x16 q = bits_as<I32x16>(x * inverse + magic) - bits_as<int32_t>(magic);
+    for (int lane = 0; lane < 16; ++lane) total += q[lane];
+    I8x16 bytes = __builtin_convertvector(q, I8x16);
+#endif
+    if constexpr (Bytes) return __builtin_shufflevector(bytes, bytes, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+    return __builtin_shufflevector(bytes, bytes, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+}
+
+template <bool Bytes>
+FITMENT_INLINE void quantize_row(const Layout& l, const float* x, uint8_t* row) {
     auto scales = reinterpret_cast<float*>(row + l.scales_at), sums = reinterpret_cast<float*>(row + l.sums_at);
-    int columns = w.kind == Kind::affine4 ? 8 : 4;
     for (int g = 0; g < l.groups; ++g) {
         const float* values = x + int64_t(g) * l.group;
-        F32 most = {};
-        int i = 0;
-        for (; i + lanes <= l.group; i += lanes) {
-            F32 v = load(values + i);
-            most = max(max(v, -v), most);
+        uint8_t* out = row + int64_t(g) * l.group;
+        float highest = greatest_magnitude(values, l.group);
+        if (!(highest <= 3.4e38f)) {
+            __builtin_memset(out, 0, size_t(l.group));
+            scales[g] = sums[g] = __builtin_nanf("");
+            continue;
         }
-        float highest = greatest(most);
-        bool is_number = true;
-        for (int j = 0; j < l.group; ++j) {
-            float magnitude = values[j] < 0 ? -values[j] : values[j];
-            highest = magnitude > highest ? magnitude : highest;
-            is_number = is_number && magnitude <= 3.4e38f;
-        }
-        float scale = highest / 127.0f, inverse = highest > 0 ? 127.0f / highest : 0.0f;
+        float inverse = highest > 1e-30f ? 127.0f / highest : 0.0f;
         int32_t total = 0;
-        auto out = reinterpret_cast<int8_t*>(row) + int64_t(g) * l.group;
-        for (int k = 0; k < l.group; k += columns)
-            for (int c = 0; c < columns; ++c) {
-                int32_t q = is_number ? int32_t(__builtin_rintf(values[k + c] * inverse)) : 0;
-                total += q;
-                int place = columns == 8 ? nibble_place[c] : byte_place[c];
-                out[k + place] = int8_t(q);
-            }
-        scales[g] = is_number ? scale : __builtin_nanf("");
+        for (int k = 0; k < l.group; k += 16) {
+            F32x16 part = {};
+            int count = l.group - k < 16 ? 8 : 16;
+            __builtin_memcpy(&part, values + k, size_t(4 * count));
+            I8x16 bytes = quantize16<Bytes>(part, inverse, total);
+            __builtin_memcpy(out + k, &bytes, size_t(count));
+        }
+        scales[g] = inverse > 0 ? highest / 127.0f : 0.0f;
         sums[g] = scales[g] * float(total);
     }
 }
@@ -177,7 +208,7 @@ inline void convert_row(const Linear& a, const Layout& l, int64_t i, uint8_t* ro
     float* values = in_place ? reinterpret_cast<float*>(row) : wide;
     with_type(a.x_type, [&]<class T>(T*) { widen(static_cast<const T*>(a.x) + i * a.x_stride, values, cols); });
     for (int k = cols, padded = a.weight->padded_cols(); k < padded; ++k) values[k] = 0;
-    if (l.is_int8) return quantize_row(a, l, values, row);
+    if (l.is_int8) return a.weight->kind == Kind::affine8 ? quantize_row<true>(l, values, row) : quantize_row<false>(l, values, row);
     if (a.activations == Activations::bf16)
         for (int k = 0; k < cols; ++k) values[k] = round_bf16(values[k]);
     if (l.is_bf16) {
@@ -231,10 +262,10 @@ FITMENT_INLINE void affine_fp32(const Tile& t, Rows<N>& rows) {
         for (int k = g * l.group; k < (g + 1) * l.group; k += columns, p += line_bytes) {
             prefetch<N>(p);
             U32x16 line = load_as<U32x16>(p);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int c = 0; c < columns; ++c) {
                 F32x16 w = Bytes ? __builtin_convertvector(bits_as<I32x16>((line >> bits[c]) & 0xff), F32x16) : nibble_value(line >> bits[c]);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
                 for (int n = 0; n < N; ++n) {
                     float x = reinterpret_cast<const float*>(t.x + n * l.row_bytes)[k + c];
                     sums[n][c % 2] = fma16(w, splat16(x), sums[n][c % 2]);
@@ -243,7 +274,7 @@ FITMENT_INLINE void affine_fp32(const Tile& t, Rows<N>& rows) {
         }
         F32x16 scale, bias;
         params(p, t.weight->half_params, scale, bias);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int n = 0; n < N; ++n) {
             float total = reinterpret_cast<const float*>(t.x + n * l.row_bytes + l.sums_at)[g];
             rows.acc[n] = fma16(scale, sums[n][0] + sums[n][1], rows.acc[n]);
@@ -255,36 +286,38 @@ FITMENT_INLINE void affine_fp32(const Tile& t, Rows<N>& rows) {
 template <int N, bool Bytes>
 FITMENT_INLINE void affine_int8(const Tile& t, Rows<N>& rows) {
     constexpr int columns = Bytes ? 4 : 8;
+    constexpr int chains = N <= 2 ? 2 : 1;  // many rows are independent enough; whole numbers add up to the same in any order
     const Layout& l = *t.layout;
     const uint8_t* p = t.data;
     for (int g = 0; g < l.groups; ++g) {
-        I32x16 sums[N][2] = {};
+        I32x16 sums[N][chains] = {};
         for (int k = g * l.group; k < (g + 1) * l.group; k += columns, p += line_bytes) {
             prefetch<N>(p);
             U32x16 line = load_as<U32x16>(p);
             if constexpr (Bytes) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
                 for (int n = 0; n < N; ++n) {
-                    int32_t word = load_as<int32_t>(t.x + n * l.row_bytes + k);
-                    sums[n][0] = dot_bytes<true>(sums[n][0], line, word);
+                    I32x16& into = sums[n][k / columns % chains];
+                    into = dot_bytes<true>(into, line, load_as<int32_t>(t.x + n * l.row_bytes + k));
                 }
             } else {
                 U32x16 low = line & 0x0f0f0f0f, high = (line >> 4) & 0x0f0f0f0f;
-#pragma GCC unroll 8
-                for (int n = 0; n < N; ++n) {
-                    const uint8_t* x = t.x + n * l.row_bytes + k;
-                    sums[n][0] = dot_bytes<false>(sums[n][0], low, load_as<int32_t>(x));
-                    sums[n][1] = dot_bytes<false>(sums[n][1], high, load_as<int32_t>(x + 4));
-                }
+#pragma GCC unroll 16
+                for (int n = 0; n < N; ++n)
+                    sums[n][0] = dot_bytes<false>(sums[n][0], low, load_as<int32_t>(t.x + n * l.row_bytes + k));
+#pragma GCC unroll 16
+                for (int n = 0; n < N; ++n)
+                    sums[n][chains - 1] = dot_bytes<false>(sums[n][chains - 1], high, load_as<int32_t>(t.x + n * l.row_bytes + k + 4));
             }
         }
         F32x16 scale, bias;
         params(p, t.weight->half_params, scale, bias);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int n = 0; n < N; ++n) {
             const uint8_t* x = t.x + n * l.row_bytes;
             float x_scale = reinterpret_cast<const float*>(x + l.scales_at)[g], total = reinterpret_cast<const float*>(x + l.sums_at)[g];
-            F32x16 product = __builtin_convertvector(sums[n][0] + sums[n][1], F32x16) * splat16(x_scale);
+            I32x16 sum = chains == 2 ? sums[n][0] + sums[n][chains - 1] : sums[n][0];
+            F32x16 product = __builtin_convertvector(sum, F32x16) * splat16(x_scale);
             rows.acc[n] = fma16(scale, product, rows.acc[n]);
             rows.acc[n] = fma16(bias, splat16(total), rows.acc[n]);
         }
@@ -315,7 +348,7 @@ FITMENT_INLINE void affine_bf16(const Tile& t, Rows<N>& rows) {
             for (int step = 0; step < 4; ++step) {
                 U32x16 pairs = nibble_pair(line >> (4 * step));
                 int word = Bytes ? step / 2 : step;  // of bytes, a pair's low nibbles come first, then its high ones
-#pragma GCC unroll 8
+#pragma GCC unroll 16
                 for (int n = 0; n < N; ++n) {
                     uint32_t x = load_as<uint32_t>(t.x + n * l.row_bytes + 2 * k + 4 * word);
                     sums[n][step % 2] = dot_pairs(sums[n][step % 2], pairs, x);
@@ -324,7 +357,7 @@ FITMENT_INLINE void affine_bf16(const Tile& t, Rows<N>& rows) {
         }
         F32x16 scale, bias;
         params(p, t.weight->half_params, scale, bias);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int n = 0; n < N; ++n) {
             float total = reinterpret_cast<const float*>(t.x + n * l.row_bytes + l.sums_at)[g];
             F32x16 products;
@@ -350,13 +383,13 @@ FITMENT_INLINE void dense_bf16(const Tile& t, Rows<N>& rows) {
         for (int k = start; k < stop; ++k, p += line_bytes) {
             prefetch<N>(p);
             U32x16 line = load_as<U32x16>(p);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int n = 0; n < N; ++n) {
                 F32x16& into = sums[n][0];
                 into = dot_pairs(into, line, load_as<uint32_t>(t.x + n * l.row_bytes + 4 * k));
             }
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int n = 0; n < N; ++n) rows.acc[n] += sums[n][0];
     }
 }
@@ -386,12 +419,12 @@ FITMENT_INLINE void dense_fp32(const Tile& t, Rows<N>& rows) {
             for (int c = 0; c < columns; ++c) {
                 if (c && k + c >= stop) break;
                 F32x16 w = dense_column<K>(p, c);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
                 for (int n = 0; n < N; ++n)
                     sums[n] = fma16(w, splat16(reinterpret_cast<const float*>(t.x + n * l.row_bytes)[k + c]), sums[n]);
             }
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int n = 0; n < N; ++n) rows.acc[n] += sums[n];
     }
 }
@@ -420,6 +453,8 @@ FITMENT_INLINE void multiply_tiles(const Linear& a, const Layout& l, const uint8
     int64_t tiles = a.weight->tiles();
     for (int64_t tile = tiles * part / parts; tile < tiles * (part + 1) / parts; ++tile) {
         int64_t i = 0;
+        if constexpr (wide_blocks)
+            for (; i + 12 <= a.n; i += 12) multiply_rows<12>(a, l, int(tile), x, i, product);
         for (; i + 8 <= a.n; i += 8) multiply_rows<8>(a, l, int(tile), x, i, product);
         if (a.n - i >= 4) multiply_rows<4>(a, l, int(tile), x, i, product), i += 4;
         if (a.n - i >= 2) multiply_rows<2>(a, l, int(tile), x, i, product), i += 2;
