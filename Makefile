@@ -22,8 +22,8 @@ lint: .venv/dev.stamp
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-bench: .venv/run.stamp
-	$(BIN)/fitment bench $(MODEL)
+bench: .venv/run.stamp .venv/peers.stamp
+	$(BIN)/python benchmarks/peers.py --peer llama_cpp=.venv/peers/bin/python
 
 matrix: .venv/run.stamp
 	$(BIN)/capabilities matrix --write compat_matrix/snapshot
@@ -55,4 +55,10 @@ clean:
 
 .venv/dev.stamp: .venv/run.stamp requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --requirement requirements-dev.txt
+	@touch $@
+
+# Engines to measure beside, in an environment of their own.
+.venv/peers.stamp: .venv/tools.stamp
+	$(PYTHON) -m venv .venv/peers
+	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/peers/bin/python -m pip install --quiet llama-cpp-python==0.3.36
 	@touch $@

@@ -13,9 +13,9 @@ using U32x16 = uint32_t __attribute__((vector_size(64)));
 using U16x16 = uint16_t __attribute__((vector_size(32)));
 
 #if defined(__AVX512F__)
-constexpr bool wide_blocks = true;  // as many rows as 32 registers take
+constexpr int widest_rows = 12;  // with one chain of sums each, in 32 registers
 #else
-constexpr bool wide_blocks = false;
+constexpr int widest_rows = 8;
 #endif
 
 constexpr int dense_group = 64;  // columns of a dense weight that are summed before they are folded
@@ -337,10 +337,11 @@ FITMENT_INLINE U32x16 nibble_pair(U32x16 word) {
 template <int N, bool Bytes>
 FITMENT_INLINE void affine_bf16(const Tile& t, Rows<N>& rows) {
     constexpr int columns = Bytes ? 4 : 8;
+    constexpr int chains = Bytes ? 2 : 1;  // of bytes, low and high nibbles are summed apart
     const Layout& l = *t.layout;
     const uint8_t* p = t.data;
     for (int g = 0; g < l.groups; ++g) {
-        F32x16 sums[N][2] = {};
+        F32x16 sums[N][chains] = {};
         for (int k = g * l.group; k < (g + 1) * l.group; k += columns, p += line_bytes) {
             prefetch<N>(p);
             U32x16 line = load_as<U32x16>(p);
@@ -351,7 +352,7 @@ FITMENT_INLINE void affine_bf16(const Tile& t, Rows<N>& rows) {
 #pragma GCC unroll 16
                 for (int n = 0; n < N; ++n) {
                     uint32_t x = load_as<uint32_t>(t.x + n * l.row_bytes + 2 * k + 4 * word);
-                    sums[n][step % 2] = dot_pairs(sums[n][step % 2], pairs, x);
+                    sums[n][step % chains] = dot_pairs(sums[n][step % chains], pairs, x);
                 }
             }
         }
@@ -360,12 +361,8 @@ FITMENT_INLINE void affine_bf16(const Tile& t, Rows<N>& rows) {
 #pragma GCC unroll 16
         for (int n = 0; n < N; ++n) {
             float total = reinterpret_cast<const float*>(t.x + n * l.row_bytes + l.sums_at)[g];
-            F32x16 products;
-            if constexpr (Bytes) {
-                products = fma16(splat16(16.0f), sums[n][1] - splat16(128.0f * total), sums[n][0] - splat16(128.0f * total));
-            } else {
-                products = (sums[n][0] + sums[n][1]) - splat16(128.0f * total);
-            }
+            F32x16 products = sums[n][0] - splat16(128.0f * total);
+            if constexpr (Bytes) products = fma16(splat16(16.0f), sums[n][1] - splat16(128.0f * total), products);
             rows.acc[n] = fma16(scale, products, rows.acc[n]);
             rows.acc[n] = fma16(bias, splat16(total), rows.acc[n]);
         }
@@ -378,19 +375,18 @@ FITMENT_INLINE void dense_bf16(const Tile& t, Rows<N>& rows) {
     const uint8_t* p = t.data;
     int pairs = (t.weight->cols + 1) / 2;
     for (int start = 0; start < pairs; start += dense_group / 2) {
-        F32x16 sums[N][2] = {};
+        F32x16 sums[N] = {};
         int stop = pairs < start + dense_group / 2 ? pairs : start + dense_group / 2;
         for (int k = start; k < stop; ++k, p += line_bytes) {
             prefetch<N>(p);
             U32x16 line = load_as<U32x16>(p);
 #pragma GCC unroll 16
             for (int n = 0; n < N; ++n) {
-                F32x16& into = sums[n][0];
-                into = dot_pairs(into, line, load_as<uint32_t>(t.x + n * l.row_bytes + 4 * k));
+                sums[n] = dot_pairs(sums[n], line, load_as<uint32_t>(t.x + n * l.row_bytes + 4 * k));
             }
         }
 #pragma GCC unroll 16
-        for (int n = 0; n < N; ++n) rows.acc[n] += sums[n][0];
+        for (int n = 0; n < N; ++n) rows.acc[n] += sums[n];
     }
 }
 #endif
@@ -448,13 +444,13 @@ FITMENT_INLINE void multiply_rows(const Linear& a, const Layout& l, int tile, co
     });
 }
 
-template <class Product>
+// `Widest` rows are multiplied together: as many as the registers take.
+template <int Widest, class Product>
 FITMENT_INLINE void multiply_tiles(const Linear& a, const Layout& l, const uint8_t* x, int part, int parts, Product product) {
     int64_t tiles = a.weight->tiles();
     for (int64_t tile = tiles * part / parts; tile < tiles * (part + 1) / parts; ++tile) {
         int64_t i = 0;
-        if constexpr (wide_blocks)
-            for (; i + 12 <= a.n; i += 12) multiply_rows<12>(a, l, int(tile), x, i, product);
+        for (; i + Widest <= a.n; i += Widest) multiply_rows<Widest>(a, l, int(tile), x, i, product);
         for (; i + 8 <= a.n; i += 8) multiply_rows<8>(a, l, int(tile), x, i, product);
         if (a.n - i >= 4) multiply_rows<4>(a, l, int(tile), x, i, product), i += 4;
         if (a.n - i >= 2) multiply_rows<2>(a, l, int(tile), x, i, product), i += 2;
@@ -464,19 +460,20 @@ FITMENT_INLINE void multiply_tiles(const Linear& a, const Layout& l, const uint8
 
 inline void multiply_with(const Linear& a, const uint8_t* x, int part, int parts) {
     Layout l = layout_of(a);
-    auto tiles = [&](auto product) { multiply_tiles(a, l, x, part, parts, product); };
+    auto tiles = [&](auto product) { multiply_tiles<8>(a, l, x, part, parts, product); };
+    auto wide_tiles = [&](auto product) { multiply_tiles<widest_rows>(a, l, x, part, parts, product); };
     switch (a.weight->kind) {
         case Kind::affine4:
         case Kind::affine8: {
             bool is_bytes = a.weight->kind == Kind::affine8;
             if (l.is_int8) {
-                if (is_bytes) return tiles([]<int N>(const Tile& t, Rows<N>& r) { affine_int8<N, true>(t, r); });
-                return tiles([]<int N>(const Tile& t, Rows<N>& r) { affine_int8<N, false>(t, r); });
+                if (is_bytes) return wide_tiles([]<int N>(const Tile& t, Rows<N>& r) { affine_int8<N, true>(t, r); });
+                return wide_tiles([]<int N>(const Tile& t, Rows<N>& r) { affine_int8<N, false>(t, r); });
             }
 #if defined(__AVX512BF16__)
             if (l.is_bf16) {
                 if (is_bytes) return tiles([]<int N>(const Tile& t, Rows<N>& r) { affine_bf16<N, true>(t, r); });
-                return tiles([]<int N>(const Tile& t, Rows<N>& r) { affine_bf16<N, false>(t, r); });
+                return wide_tiles([]<int N>(const Tile& t, Rows<N>& r) { affine_bf16<N, false>(t, r); });
             }
 #endif
             if (is_bytes) return tiles([]<int N>(const Tile& t, Rows<N>& r) { affine_fp32<N, true>(t, r); });
@@ -484,11 +481,11 @@ inline void multiply_with(const Linear& a, const uint8_t* x, int part, int parts
         }
         case Kind::bf16:
 #if defined(__AVX512BF16__)
-            if (l.is_bf16) return tiles([]<int N>(const Tile& t, Rows<N>& r) { dense_bf16<N>(t, r); });
+            if (l.is_bf16) return wide_tiles([]<int N>(const Tile& t, Rows<N>& r) { dense_bf16<N>(t, r); });
 #endif
-            return tiles([]<int N>(const Tile& t, Rows<N>& r) { dense_fp32<N, Kind::bf16>(t, r); });
-        case Kind::fp16: return tiles([]<int N>(const Tile& t, Rows<N>& r) { dense_fp32<N, Kind::fp16>(t, r); });
-        case Kind::fp32: return tiles([]<int N>(const Tile& t, Rows<N>& r) { dense_fp32<N, Kind::fp32>(t, r); });
+            return wide_tiles([]<int N>(const Tile& t, Rows<N>& r) { dense_fp32<N, Kind::bf16>(t, r); });
+        case Kind::fp16: return wide_tiles([]<int N>(const Tile& t, Rows<N>& r) { dense_fp32<N, Kind::fp16>(t, r); });
+        case Kind::fp32: return wide_tiles([]<int N>(const Tile& t, Rows<N>& r) { dense_fp32<N, Kind::fp32>(t, r); });
     }
 }
 
