@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from support import EXACT, TINY
 
 from fitment.formats import recognise
 from fitment.plugins import load
 from fitment_engine import LLM, SamplingParams
 from fitment_engine.llm import admit_here
+from support import EXACT, TINY
 
 STEPS = 2000
 
