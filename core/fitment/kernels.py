@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fitment.conditions import ALWAYS, Condition, Reason
+from fitment.errors import FitmentError
 from fitment.facts import FactRegistry, Kind, Value
 
 
@@ -82,10 +83,13 @@ def load_entry(entry: str) -> Any:
 
     Raises:
         ImportError: the module cannot be imported or has no such attribute; the message names ``entry``.
+        FitmentError: the module refused to be set up, as by a variable that is wrong.
     """
     name, _, attribute = entry.partition(":")
     try:
         module = import_module(name)
+    except FitmentError:
+        raise
     except Exception as error:
         raise ImportError(f"entry {entry!r}: module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
     try:

@@ -159,8 +159,10 @@ def admit_here(checkpoint: Checkpoint, registry: Registry, device: str | None = 
     if device is not None:
         devices = [d for d in devices if d.id == device]
     if not devices:
-        known = ", ".join(d.id for d in registry.devices) or "none"
-        raise FitmentError(f"device {device or ''}: not here; devices are {known}; `capabilities` says what is missing")
+        reasons = [reason.sentence() for platform in registry.platforms.values() for reason in platform.listing.reasons]
+        known = ", ".join(d.id for d in registry.devices) or "; ".join(("none", *reasons))
+        wanted = f"device {device!r} is not here" if device else "no device is here that could run a model"
+        raise FitmentError(f"{wanted}; devices are {known}; `capabilities` says what is missing")
     request = Request.for_checkpoint(checkpoint, **options)
     engine = registry.engines.get("fitment")
     first: FitmentError | None = None

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -141,3 +144,28 @@ def test_wrong_usage_exits_with_2() -> None:
     with pytest.raises(SystemExit) as caught:
         main(["run", "--max-tokens", "0"])
     assert caught.value.code == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("command", [["fitment", "run", str(TINY), "hello", "--raw", "--ignore-eos", *FP32], ["capabilities", "matrix"]],
+                         ids=["fitment", "capabilities"])
+def test_a_full_disk_is_a_message(command: list[str]) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        program = Path(sys.executable).with_name(command[0])
+        done = subprocess.run([program, *command[1:]], stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, text=True,
+                              check=False)
+    assert done.returncode == 1
+    assert "the output cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("variable", ["FITMENT_CPU_THREADS", "FITMENT_CPU_ISA", "FITMENT_PLUGINS"])
+def test_a_wrong_variable_is_a_message(variable: str) -> None:
+    value = "bogus"
+    program = Path(sys.executable).with_name("fitment")
+    done = subprocess.run([program, "run", TINY, "hello", "--raw"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+                          env={**os.environ, variable: value})
+    assert done.returncode == 1
+    assert variable in done.stderr
+    assert value in done.stderr
+    assert "Traceback" not in done.stderr

@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader has seen enough; nothing more can be written
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # of standard output: whatever else is read or written has errors of its own
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing more is tried at exit
+        if not isinstance(error, BrokenPipeError):  # a reader who has seen enough needs no message
+            print(f"capabilities: the output cannot be written: {error}", file=sys.stderr)
         return 1

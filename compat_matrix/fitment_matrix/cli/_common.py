@@ -39,11 +39,16 @@ def dump(value: Any) -> None:
     print(json_text(value))
 
 
+_LISTED = 30
+"""Names that a message lists."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> FitmentError:
     """The error for a name that is none of ``known``."""
     known = list(known)
     near = get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known) or 'none'}"
+    listed = ", ".join(known[:_LISTED]) + (f" … and {len(known) - _LISTED} more" if len(known) > _LISTED else "")
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {listed or 'none'}"
     return FitmentError(f"{kind} {name!r} is not known; {hint}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -24,12 +25,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         status: int = import_module(f"fitment_engine.cli.{arguments.command}").run(arguments)
+        sys.stdout.flush()
         return status
-    except FitmentError as error:
+    except (FitmentError, ImportError) as error:  # a kernel of a plugin may need what is not there
         print(f"fitment: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        sys.stderr.close()
+    except OSError as error:  # of standard output: whatever else is read or written has errors of its own
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing more is tried at exit
+        if not isinstance(error, BrokenPipeError):  # a reader who has seen enough needs no message
+            print(f"fitment: the output cannot be written: {error}", file=sys.stderr)
         return 1
