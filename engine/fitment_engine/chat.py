@@ -68,7 +68,7 @@ class ChatTemplate:
     def _start(self) -> subprocess.Popen[str]:
         self._worker = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_WORKER), *sys.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            text=True, encoding="utf-8")
+            text=True, encoding="utf-8", process_group=0)  # a terminal's Ctrl-C is for the answer
         self._finalizer = weakref.finalize(self, _end, self._worker)
         return self._worker
 

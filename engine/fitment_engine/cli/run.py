@@ -107,7 +107,7 @@ def _answer(llm: LLM, ids: list[int], params: SamplingParams, started: float) ->
     completion = output.outputs[0]
     number = len(completion.token_ids)
     rate = f" · {(number - 1) / (ended - first):.0f} tokens/s" if number > 1 and ended > first else ""
-    why = f" · ended by {completion.finish_reason or 'you'}" if reason not in ("stop", "length") else ""
+    why = {"abort": " · ended by you", "error": " · ended by an error"}.get(reason or "", "")
     print(f"{number} tokens · {first - started:.2f} s to first{rate}{why}", file=sys.stderr)
     if reason == "error":
         print(f"fitment: {completion.stop_reason}", file=sys.stderr)
