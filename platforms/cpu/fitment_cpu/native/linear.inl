@@ -227,6 +227,7 @@ struct Tile {
     const Weight* weight;
     const Layout* layout;
     const uint8_t* x;  // the first row
+    bool is_first;     // the first block of rows that meets this tile
 };
 
 template <int N>
@@ -246,9 +247,14 @@ FITMENT_INLINE void params(const uint8_t*& p, bool half_params, F32x16& scale, F
     }
 }
 
+// One or two rows stream the weight: what lies 4 KB ahead is fetched. More rows stay with a tile: the next tile is fetched meanwhile.
 template <int N>
-FITMENT_INLINE void prefetch(const uint8_t* p) {
-    if constexpr (N <= 2) __builtin_prefetch(p + 4096);
+FITMENT_INLINE void prefetch(const Tile& t, const uint8_t* p) {
+    if constexpr (N <= 2) {
+        __builtin_prefetch(p + 4096);
+    } else if (t.is_first) {
+        __builtin_prefetch(p + t.weight->tile_bytes, 0, 2);
+    }
 }
 
 template <int N, bool Bytes>
@@ -260,7 +266,7 @@ FITMENT_INLINE void affine_fp32(const Tile& t, Rows<N>& rows) {
     for (int g = 0; g < l.groups; ++g) {
         F32x16 sums[N][2] = {};
         for (int k = g * l.group; k < (g + 1) * l.group; k += columns, p += line_bytes) {
-            prefetch<N>(p);
+            prefetch<N>(t, p);
             U32x16 line = load_as<U32x16>(p);
 #pragma GCC unroll 16
             for (int c = 0; c < columns; ++c) {
@@ -292,7 +298,7 @@ FITMENT_INLINE void affine_int8(const Tile& t, Rows<N>& rows) {
     for (int g = 0; g < l.groups; ++g) {
         I32x16 sums[N][chains] = {};
         for (int k = g * l.group; k < (g + 1) * l.group; k += columns, p += line_bytes) {
-            prefetch<N>(p);
+            prefetch<N>(t, p);
             U32x16 line = load_as<U32x16>(p);
             if constexpr (Bytes) {
 #pragma GCC unroll 16
@@ -343,7 +349,7 @@ FITMENT_INLINE void affine_bf16(const Tile& t, Rows<N>& rows) {
     for (int g = 0; g < l.groups; ++g) {
         F32x16 sums[N][chains] = {};
         for (int k = g * l.group; k < (g + 1) * l.group; k += columns, p += line_bytes) {
-            prefetch<N>(p);
+            prefetch<N>(t, p);
             U32x16 line = load_as<U32x16>(p);
 #pragma GCC unroll 4
             for (int step = 0; step < 4; ++step) {
@@ -378,7 +384,7 @@ FITMENT_INLINE void dense_bf16(const Tile& t, Rows<N>& rows) {
         F32x16 sums[N] = {};
         int stop = pairs < start + dense_group / 2 ? pairs : start + dense_group / 2;
         for (int k = start; k < stop; ++k, p += line_bytes) {
-            prefetch<N>(p);
+            prefetch<N>(t, p);
             U32x16 line = load_as<U32x16>(p);
 #pragma GCC unroll 16
             for (int n = 0; n < N; ++n) {
@@ -410,7 +416,7 @@ FITMENT_INLINE void dense_fp32(const Tile& t, Rows<N>& rows) {
         F32x16 sums[N] = {};
         int stop = cols < start + dense_group ? cols : start + dense_group;
         for (int k = start; k < stop; k += columns, p += line_bytes) {
-            prefetch<N>(p);
+            prefetch<N>(t, p);
 #pragma GCC unroll 2
             for (int c = 0; c < columns; ++c) {
                 if (c && k + c >= stop) break;
@@ -430,7 +436,7 @@ FITMENT_INLINE void dense_fp32(const Tile& t, Rows<N>& rows) {
 template <int N, class Product>
 FITMENT_INLINE void multiply_rows(const Linear& a, const Layout& l, int tile, const uint8_t* x, int64_t i, Product product) {
     const Weight& w = *a.weight;
-    Tile t{w.data + tile * w.tile_bytes, &w, &l, x + i * l.row_bytes};
+    Tile t{w.data + tile * w.tile_bytes, &w, &l, x + i * l.row_bytes, i == 0};
     Rows<N> rows = {};
     product(t, rows);
     int first = tile * tile_rows, count = w.rows - first < tile_rows ? w.rows - first : tile_rows;
