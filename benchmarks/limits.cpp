@@ -42,8 +42,10 @@ int main(int argc, char** argv) {
         int64_t count = bytes / 64, begin = count * t / threads, end = count * (t + 1) / threads;
         Vector sums[8] = {};
         for (int64_t i = begin; i + 8 <= end; i += 8) {
-            for (int j = 0; j < 8; ++j) sums[j] ^= memory[i + j];
-            __builtin_prefetch(memory + i + 64);
+            for (int j = 0; j < 8; ++j) {
+                sums[j] ^= memory[i + j];
+                __builtin_prefetch(memory + i + j + 64);
+            }
         }
         Vector all = sums[0] ^ sums[1] ^ sums[2] ^ sums[3] ^ sums[4] ^ sums[5] ^ sums[6] ^ sums[7];
         sink = sink + all[0];
