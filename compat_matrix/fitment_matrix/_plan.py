@@ -115,12 +115,21 @@ class Plan:
         raise LookupError(f"plan for {self.where}: no kernel for {op}{f' with {spec}' if spec else ''} was planned")
 
     @property
+    def place(self) -> Device | Hardware:
+        """The device, or the profile."""
+        place = self.device or self.hardware
+        assert place is not None, "a plan is for one of the two"
+        return place
+
+    @property
     def where(self) -> str:
         """The device's id, or the profile's name."""
-        if self.device is not None:
-            return self.device.id
-        assert self.hardware is not None
-        return self.hardware.name
+        return self.place.id if isinstance(self.place, Device) else self.place.name
+
+    def weights(self) -> tuple[str, ...]:
+        """``Q4_1 → GroupAffine 4-bit, …`` for each encoding of the model's matrices, in the order of the file."""
+        seen = {info.encoding: info.spec for info in self.request.tensors.values() if len(info.shape) == 2}
+        return tuple(f"{encoding} → {spec}" for encoding, spec in seen.items())
 
     def linear_speed(self) -> Speed:
         """The slowest linear layer's."""

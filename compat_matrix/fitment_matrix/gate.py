@@ -6,7 +6,7 @@ plan chose by itself, it lists.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fitment.conditions import Reason
 from fitment.errors import FitmentError
@@ -20,7 +20,7 @@ from fitment_matrix._plan import Binding, MemoryEstimate, Plan
 from fitment_matrix._request import Request
 from fitment_matrix._site import Site, name_of
 
-__all__ = ["Binding", "MemoryEstimate", "Nearest", "Plan", "Request", "Unfit", "admit"]
+__all__ = ["Binding", "MemoryEstimate", "Nearest", "Plan", "Request", "Unfit", "admit", "admit_first"]
 
 
 class Unfit(FitmentError):
@@ -104,3 +104,19 @@ def admit(request: Request, where: Device | Hardware, registry: Registry, engine
     if isinstance(decision, Refusal):
         raise Unfit(where, decision.subjects, nearest(request, site))
     return decision
+
+
+def admit_first(request: Request, places: Iterable[Device | Hardware], registry: Registry, engine: EngineInfo | None = None) -> Plan:
+    """The plan for the first of ``places`` (at least one) that admits the request.
+
+    Raises:
+        Unfit: none does; the refusal of the first.
+    """
+    first: Unfit | None = None
+    for where in places:
+        try:
+            return admit(request, where, registry, engine)
+        except Unfit as unfit:
+            first = first or unfit
+    assert first is not None, "there is a place to ask about"
+    raise first

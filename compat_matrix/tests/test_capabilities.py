@@ -21,7 +21,7 @@ from fitment.features import FEATURES
 from fitment.formats import formats
 from fitment.kernels import Kernel, Speed
 from fitment_matrix.cli import COMMANDS, main
-from fitment_matrix.cli._request import memory
+from fitment_matrix.options import memory
 from fitment_matrix.testing import ENGINE, all_kernels, isolate, plugin, write_model
 
 MIB = 1 << 20

@@ -20,7 +20,7 @@ from fitment_engine.outputs import RequestOutput
 from fitment_engine.runner import Runner
 from fitment_engine.sampling_params import SamplingParams
 from fitment_engine.tokenizer import Tokenizer, tokenizer_for
-from fitment_matrix.gate import Plan, Request, admit
+from fitment_matrix.gate import Plan, Request, admit_first
 
 Message = Mapping[str, Any]
 Prompt = str | Seq[int]
@@ -164,12 +164,4 @@ def admit_here(checkpoint: Checkpoint, registry: Registry, device: str | None = 
         wanted = f"device {device!r} is not here" if device else "no device is here that could run a model"
         raise FitmentError(f"{wanted}; devices are {known}; `capabilities` says what is missing")
     request = Request.for_checkpoint(checkpoint, **options)
-    engine = registry.engines.get("fitment")
-    first: FitmentError | None = None
-    for candidate in devices:
-        try:
-            return admit(request, candidate, registry, engine)
-        except FitmentError as error:
-            first = first or error
-    assert first is not None
-    raise first
+    return admit_first(request, devices, registry, registry.engines.get("fitment"))

@@ -93,7 +93,8 @@ def test_every_platform_has_the_same_five(member: Path) -> None:
 
 
 TORCH_FREE = ("fitment.facts", "fitment.conditions", "fitment.hardware", "fitment.kernels", "fitment.formats", "fitment.features",
-              "fitment.plugins", "fitment.hookspecs", "fitment.weights", "fitment_matrix.gate", "fitment_matrix.generate",
+              "fitment.plugins", "fitment.hookspecs", "fitment.commands", "fitment.weights", "fitment_matrix.gate",
+              "fitment_matrix.options", "fitment_matrix.generate",
               "fitment_matrix.render", "fitment_matrix.cli", "fitment_engine", "fitment_engine.plugin", "fitment_cpu.plugin",
               "fitment_cpu.detect")
 

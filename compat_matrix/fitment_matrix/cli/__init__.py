@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from fitment.errors import FitmentError
+from fitment.commands import exit_status
 from fitment_matrix import __version__
 
 COMMANDS = {
@@ -39,17 +37,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     arguments = parser().parse_args(argv)
     arguments.json = getattr(arguments, "json", False)
-    try:
-        status: int = import_module(f"{__name__}.{arguments.command or 'overview'}").run(arguments)
-        sys.stdout.flush()
-        return status
-    except FitmentError as error:
-        print(f"capabilities: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    except OSError as error:  # of standard output: whatever else is read or written has errors of its own
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing more is tried at exit
-        if not isinstance(error, BrokenPipeError):  # a reader who has seen enough needs no message
-            print(f"capabilities: the output cannot be written: {error}", file=sys.stderr)
-        return 1
+    return exit_status("capabilities", lambda: import_module(f"{__name__}.{arguments.command or 'overview'}").run(arguments))

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Iterator
 
 from fitment.ops import OPS
 from fitment.plugins import Registry
 from fitment_matrix.cli._common import add_where, engine_of, open_model, places
-from fitment_matrix.gate import Plan, Request, Unfit, admit
-
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_OPTIONS = ("dtype", "activations", "kv_dtype", "max_model_len", "max_num_seqs", "max_batch_tokens", "kv_memory_bytes")
-
-
-def memory(text: str) -> int:
-    """Bytes of ``512M``, ``4G``, ``4GiB`` or a plain number."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory such as 512M or 4G")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+from fitment_matrix.gate import Plan, Request, Unfit, admit_first
+from fitment_matrix.options import OPTIONS, memory
 
 
 def kernel(text: str) -> tuple[str, str]:
@@ -55,25 +43,14 @@ def requested(arguments: argparse.Namespace) -> Request:
     Raises:
         FitmentError: the model cannot be opened.
     """
-    options = {name: getattr(arguments, name) for name in _OPTIONS}
+    options = {name: getattr(arguments, name) for name in OPTIONS}
     return Request.for_checkpoint(open_model(arguments.model), features=tuple(arguments.features),
                                   kernels=dict(arguments.kernels), **options)
 
 
 def decided(arguments: argparse.Namespace, registry: Registry) -> Plan | Unfit:
     """The plan for the first place of the command line that admits the request, else the first place's refusal."""
-    request = requested(arguments)
-    first: Unfit | None = None
-    for where in places(arguments, registry):
-        try:
-            return admit(request, where, registry, engine_of(registry))
-        except Unfit as unfit:
-            first = first or unfit
-    assert first is not None
-    return first
-
-
-def weights(plan: Plan) -> Iterator[str]:
-    """``Q4_1 → GroupAffine 4-bit, …`` for each encoding of the model's matrices."""
-    seen = {info.encoding: info.spec for info in plan.request.tensors.values() if len(info.shape) == 2}
-    return (f"{encoding} → {spec}" for encoding, spec in seen.items())
+    try:
+        return admit_first(requested(arguments), places(arguments, registry), registry, engine_of(registry))
+    except Unfit as unfit:
+        return unfit

@@ -28,9 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
         dump({"answer": "yes", "where": decision.where, "summary": decision.summary(), "digest": decision.digest, "slow": slow,
               "plan": decision.to_json()})
     else:
-        place = decision.device or decision.hardware
-        assert place is not None
-        print(f"Yes. {describe(place)} runs {name_of(decision.request)}: {decision.summary()}. Plan {decision.digest}")
+        print(f"Yes. {describe(decision.place)} runs {name_of(decision.request)}: {decision.summary()}. Plan {decision.digest}")
         if slow:
             print()
             show([("slow", slow)])
@@ -44,10 +42,8 @@ def name_of(request: Request) -> str:
 
 def slow_words(plan: Plan, registry: Registry) -> str:
     """Why the plan's linear layers are slow, and the remedy; "" where they are not."""
-    place = plan.device or plan.hardware
-    assert place is not None
     trial = Trial(Choice(plan.dtype, plan.activations, plan.kv_dtype), tuple((b.need, b.selection) for b in plan.bindings))
-    slow = slowness(Site(place, registry), trial)
+    slow = slowness(Site(plan.place, registry), trial)
     return slow.sentence() if slow else ""
 
 

@@ -29,14 +29,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print(plan: Plan) -> None:
-    place = plan.device or plan.hardware
-    assert place is not None
-    print(f"{name_of(plan.request)} on {describe(place)}: plan {plan.digest}\n")
+    print(f"{name_of(plan.request)} on {describe(plan.place)}: plan {plan.digest}\n")
     memory, layout = plan.memory, plan.kv_layout
     graphs = " ".join(map(str, plan.graph_batch_sizes))
     usable = "unknown" if memory.usable is None else gib(memory.usable)
     show([
-        ("weights", f"{plan.request.format}: {'; '.join(_request.weights(plan))}"),
+        ("weights", f"{plan.request.format}: {'; '.join(plan.weights())}"),
         ("dtypes", f"{plan.dtype}; linear layers see {plan.activations}; cache {plan.kv_dtype}"),
         ("tokens", f"{plan.max_model_len} a sequence, {plan.max_num_seqs} sequences, {plan.max_batch_tokens} a step"),
         ("cache", f"layout {layout.name}, {plan.num_blocks} blocks of {layout.block_size} tokens"),

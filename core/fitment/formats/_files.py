@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fitment.formats.base import CheckpointError, TensorInfo
 
@@ -76,6 +76,45 @@ def map_file(path: Path) -> mmap.mmap:
         raise CheckpointError(f"{path}: cannot be mapped into memory: {error}") from error
     finally:
         os.close(descriptor)
+
+
+class Region(Protocol):
+    """Bytes of a file."""
+
+    @property
+    def offset(self) -> int:
+        """Where they begin, from the file's start."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many there are."""
+
+
+class MappedFile:
+    """A file whose tensors lie on a memory map.
+
+    Attributes:
+        path: The file.
+        buffer: Its memory map, private and writable.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.buffer = map_file(path)
+
+    def view(self, tensor: Region) -> memoryview:
+        """The bytes of a tensor, on the map.
+
+        Raises:
+            CheckpointError: the file has been cut off since it was opened.
+        """
+        end = tensor.offset + tensor.nbytes
+        check_size(self.path, self.buffer, end)
+        return memoryview(self.buffer)[tensor.offset:end]
+
+    def release(self, tensor: Region) -> None:
+        """Give back the pages of a tensor (see ``Checkpoint.release``)."""
+        forget(self.buffer, tensor.offset, tensor.offset + tensor.nbytes)
 
 
 def forget(buffer: mmap.mmap, start: int, end: int) -> None:

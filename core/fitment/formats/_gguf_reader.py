@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fitment.formats._files import check_size, map_file, refusal, shown
+from fitment.formats._files import MappedFile, check_size, refusal, shown
 from fitment.formats._ggml import ARRAY, BOOL, SCALARS, STRING, TENSOR_TYPES, TensorType
 from fitment.formats.base import CheckpointError
 
@@ -199,12 +199,10 @@ class Metadata(Mapping[str, Any]):
         return _Cursor(self._path, self._buffer, self._places[key][1]).array_head(key)[1]
 
 
-class GGUFFile:
+class GGUFFile(MappedFile):
     """An open GGUF file.
 
     Attributes:
-        path: The file.
-        buffer: Its memory map, private and writable.
         version: 2 or 3.
         metadata: Its keys and values.
         tensors: Its tensor table, in the order of the file.
@@ -216,8 +214,7 @@ class GGUFFile:
         Raises:
             CheckpointError: it is no little-endian GGUF of version 2 or 3, or its header is damaged.
         """
-        self.path = path
-        self.buffer = map_file(path)
+        super().__init__(path)
         cursor = _Cursor(path, self.buffer)
         self.version, num_tensors, num_keys = _head(cursor)
         self.metadata = Metadata(path, self.buffer)
@@ -228,16 +225,6 @@ class GGUFFile:
             self.metadata._add(key, cursor.u32(f"the type of {shown(key)}"), cursor)
         rows = [_table_row(cursor) for _ in range(num_tensors)]
         self.tensors = _place(path, rows, cursor.position, _alignment(path, self.metadata), len(self.buffer))
-
-    def view(self, tensor: GGUFTensor) -> memoryview:
-        """The bytes of a tensor, on the map.
-
-        Raises:
-            CheckpointError: the file has been cut off since it was opened.
-        """
-        end = tensor.offset + tensor.nbytes
-        check_size(self.path, self.buffer, end)
-        return memoryview(self.buffer)[tensor.offset:end]
 
 
 def _head(cursor: _Cursor) -> tuple[int, int, int]:

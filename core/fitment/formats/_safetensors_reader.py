@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fitment.formats._files import check_size, map_file, parse_json, refusal, shown
+from fitment.formats._files import MappedFile, parse_json, refusal, shown
 from fitment.formats.base import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000
@@ -34,12 +34,10 @@ class StoredTensor(NamedTuple):
     nbytes: int
 
 
-class SafetensorsFile:
+class SafetensorsFile(MappedFile):
     """An open file.
 
     Attributes:
-        path: The file.
-        buffer: Its memory map, private and writable.
         tensors: Its tensors by name, in the order of the header.
     """
 
@@ -49,8 +47,7 @@ class SafetensorsFile:
         Raises:
             CheckpointError: it is no safetensors file, or one that is damaged.
         """
-        self.path = path
-        self.buffer = map_file(path)
+        super().__init__(path)
         header, start = self._header()
         problems: list[str] = []
         metadata = header.pop("__metadata__", None) or {}
@@ -73,16 +70,6 @@ class SafetensorsFile:
         if self.buffer[8:9] != b"{":
             raise CheckpointError(f"{self.path}: no safetensors file: the header starts with {self.buffer[8:9]!r}, wanted b'{{'")
         return parse_json(self.buffer[8:8 + length], f"{self.path}: the header"), 8 + length
-
-    def view(self, tensor: StoredTensor) -> memoryview:
-        """The bytes of a tensor, on the map.
-
-        Raises:
-            CheckpointError: the file has been cut off since it was opened.
-        """
-        end = tensor.offset + tensor.nbytes
-        check_size(self.path, self.buffer, end)
-        return memoryview(self.buffer)[tensor.offset:end]
 
 
 def _is_size(value: object) -> bool:

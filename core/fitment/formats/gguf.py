@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fitment.description import ModelDescription, TokenizerSource
 from fitment.formats import _llama_layout
 from fitment.formats._fields import Fields
-from fitment.formats._files import find, forget, refusal
+from fitment.formats._files import find, refusal
 from fitment.formats._ggml import TENSOR_TYPES
 from fitment.formats._gguf_names import ROPE_FACTORS, Scalars, describe_gguf, huggingface_name
 from fitment.formats._gguf_parts import open_parts
@@ -110,7 +110,7 @@ class GGUFCheckpoint(Checkpoint):
     def release(self, name: str) -> None:
         """See :meth:`Checkpoint.release`."""
         file, tensor = self._stored[name]
-        forget(file.buffer, tensor.offset, tensor.offset + tensor.nbytes)
+        file.release(tensor)
 
     def _row_order(self, info: TensorInfo) -> tuple[int, int, int] | None:
         """For q and k of interleaved architectures, the heads, head size and rotated size whose rows change places."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fitment.formats import _llama_layout
-from fitment.formats._files import find, forget, read_json, refusal, shown
+from fitment.formats._files import find, read_json, refusal, shown
 from fitment.formats._huggingface import describe_huggingface, tokenizer_source
 from fitment.formats._safetensors_reader import BITS, MAX_HEADER_BYTES, SafetensorsFile, StoredTensor
 from fitment.formats.base import Checkpoint, CheckpointError, Format, TensorInfo
@@ -63,7 +63,7 @@ class SafetensorsCheckpoint(Checkpoint):
     def release(self, name: str) -> None:
         """See :meth:`Checkpoint.release`."""
         file, tensor = self._stored[name]
-        forget(file.buffer, tensor.offset, tensor.offset + tensor.nbytes)
+        file.release(tensor)
 
 
 def _open_tensors(path: Path) -> dict[str, tuple[SafetensorsFile, StoredTensor]]:

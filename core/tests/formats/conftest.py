@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +130,30 @@ def write_config(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return write
+
+
+LIMITED = """
+import resource, sys
+from fitment.formats import CheckpointError, recognise
+resource.setrlimit(resource.RLIMIT_AS, (200 << 20,) * 2)
+for path in sys.argv[1:]:
+    try:
+        recognise(path)
+    except CheckpointError:
+        pass
+"""
+
+
+@pytest.fixture
+def open_in_little_memory(tmp_path: Path) -> Callable[[Iterable[bytes], str], tuple[int, str]]:
+    """Opens files of these contents and this ending in a process of 200 MB; gives its exit status and what it said of errors."""
+    def opened(contents: Iterable[bytes], ending: str) -> tuple[int, str]:
+        paths = []
+        for i, content in enumerate(contents):
+            paths.append(tmp_path / f"{i}{ending}")
+            paths[-1].write_bytes(content)
+        command = [sys.executable, "-c", LIMITED, *map(str, paths)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        return done.returncode, done.stderr
+
+    return opened

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from fitment.commands import exit_status
 from fitment.errors import FitmentError
 from fitment_engine import __version__
 
@@ -23,17 +22,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = import_module(f"fitment_engine.cli.{name}")
         command.add_arguments(subparsers.add_parser(name, help=words, description=command.__doc__))
     arguments = parser.parse_args(argv)
-    try:
-        status: int = import_module(f"fitment_engine.cli.{arguments.command}").run(arguments)
-        sys.stdout.flush()
-        return status
-    except (FitmentError, ImportError) as error:  # a kernel of a plugin may need what is not there
-        print(f"fitment: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    except OSError as error:  # of standard output: whatever else is read or written has errors of its own
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that nothing more is tried at exit
-        if not isinstance(error, BrokenPipeError):  # a reader who has seen enough needs no message
-            print(f"fitment: the output cannot be written: {error}", file=sys.stderr)
-        return 1
+    refusals = (FitmentError, ImportError)  # a kernel of a plugin may need what is not there
+    return exit_status("fitment", lambda: import_module(f"fitment_engine.cli.{arguments.command}").run(arguments), refusals)

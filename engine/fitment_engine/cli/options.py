@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,23 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fitment.errors import FitmentError
+from fitment_matrix.options import OPTIONS, memory
 
 if TYPE_CHECKING:
     from fitment_engine.llm import LLM
     from fitment_engine.sampling_params import SamplingParams
 
 DEFAULT_MODEL = "smollm2-135m"
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-
-def memory(text: str) -> int:
-    """Bytes of ``"512M"``, ``"4G"``, ``"4GiB"`` or a plain number."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory such as 512M or 4G")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
 def positive(text: str) -> int:
     """A whole number of at least 1."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
@@ -68,7 +57,6 @@ def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> No
 
 SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
             "seed", "stop", "ignore_eos")
-_REQUEST = ("dtype", "activations", "kv_dtype", "max_model_len", "max_num_seqs", "max_batch_tokens", "kv_memory_bytes")
 
 
 def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
@@ -103,7 +91,7 @@ def load_model(arguments: argparse.Namespace) -> LLM:
             template = arguments.chat_template.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise FitmentError(f"--chat-template {arguments.chat_template}: {error}") from error
-    options = {name: getattr(arguments, name) for name in _REQUEST if getattr(arguments, name) is not None}
+    options = {name: getattr(arguments, name) for name in OPTIONS if getattr(arguments, name) is not None}
     if arguments.features:
         options["features"] = tuple(arguments.features)
     with _progress() as report:
@@ -128,9 +116,9 @@ def load_model(arguments: argparse.Namespace) -> LLM:
 def headline(name: str, plan: Any) -> str:
     """One line on what was planned."""
     kernel = plan.bindings[0].selection.chosen
-    specs = sorted({f"{info.encoding} → {info.spec}" for info in plan.request.tensors.values() if len(info.shape) == 2})
     device = plan.device
     graphs = "graphs on" if plan.graph_batch_sizes else "no graphs"
     tokens = plan.num_blocks * plan.kv_layout.block_size
-    return (f"{name} on {device.id} ({device.hardware or device.facts.get('arch', '')}): {plan.request.format} {', '.join(specs)} · "
+    weights = ", ".join(sorted(plan.weights()))
+    return (f"{name} on {device.id} ({device.hardware or device.facts.get('arch', '')}): {plan.request.format} {weights} · "
             f"{kernel.speed.name.lower()} · activations {plan.activations} · KV {plan.kv_dtype}, {tokens} tokens · {graphs}")

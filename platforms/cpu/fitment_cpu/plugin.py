@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -10,8 +11,8 @@ from fitment.conditions import ALWAYS, Condition, all_of, any_of, at_least, at_m
 from fitment.facts import FactKey, Kind
 from fitment.hardware import Hardware, KVLayout, Listing, load_hardware
 from fitment.hookspecs import hookimpl
-from fitment.kernels import GraphSafety, Kernel, Speed
-from fitment.ops import reference_kernels
+from fitment.kernels import Kernel, Speed
+from fitment.ops import WEIGHTED, reference_kernels
 from fitment_cpu.detect import REBUILD, list_devices
 
 FITMENT_API = ">=1.0,<2"
@@ -24,18 +25,24 @@ _CACHES = is_in("kv_dtype", ("fp32", "bf16"))
 _DENSE = all_of(equals("weight.family", "dense"), is_in("weight.dtype", ("fp32", "fp16", "bf16")))
 _AFFINE = all_of(equals("weight.family", "group_affine"), at_least("weight.bits", 2), at_most("weight.bits", 8),
                  multiple_of("weight.group_size", 8))
-_CONDITIONS: dict[str, Condition] = {
-    "linear_fp32": all_of(_DTYPES, equals("activations", "fp32"), any_of(_DENSE, _AFFINE)),
-    "linear_bf16": all_of(_DTYPES, equals("activations", "bf16"), any_of(_DENSE, _AFFINE)),
-    "linear_int8": all_of(_DTYPES, equals("activations", "int8"), _AFFINE),
-    "embedding": all_of(_DTYPES, any_of(_DENSE, _AFFINE)),
-    "rms_norm": _DTYPES,
-    "rotary": all_of(_DTYPES, multiple_of("rotary_size", 2)),
-    "silu_mul": _DTYPES,
-    "write_kv": all_of(_DTYPES, _CACHES),
-    "paged_attention": all_of(_DTYPES, _CACHES, multiple_of("head_size", 8), at_most("head_size", 256), equals("block_size", 32)),
-    "sample": ALWAYS,
+_WEIGHTS = any_of(_DENSE, _AFFINE)
+_ENTRIES: dict[str, dict[str, Condition]] = {
+    "linear": {
+        "linear_fp32": all_of(_DTYPES, equals("activations", "fp32"), _WEIGHTS),
+        "linear_bf16": all_of(_DTYPES, equals("activations", "bf16"), _WEIGHTS),
+        "linear_int8": all_of(_DTYPES, equals("activations", "int8"), _AFFINE),
+    },
+    "embedding": {"embedding": all_of(_DTYPES, _WEIGHTS)},
+    "rms_norm": {"rms_norm": _DTYPES},
+    "rotary": {"rotary": all_of(_DTYPES, multiple_of("rotary_size", 2))},
+    "silu_mul": {"silu_mul": _DTYPES},
+    "write_kv": {"write_kv": all_of(_DTYPES, _CACHES)},
+    "paged_attention": {"paged_attention": all_of(
+        _DTYPES, _CACHES, multiple_of("head_size", 8), at_most("head_size", 256), equals("block_size", 32))},
+    "sample": {"sample": ALWAYS},
 }
+"""The native kernels: each op's functions, and what each requires beside a build that runs here."""
+
 _PREPARE = "fitment_cpu.kernels.weights:prepare"
 _NATIVE = ("kernels/_launch.py", "native/args.h", "native/pool.cpp", "native/scratch.h", "native/vec.h", "native/vec.inl")
 _PACKED = ("kernels/weights.py", "native/linear.inl", "native/pack.h", "native/pack.cpp")
@@ -78,22 +85,21 @@ def fitment_kernels() -> tuple[Kernel, ...]:
 
 
 def _native(speed: Speed, prefix: str, level: str) -> Iterator[Kernel]:
-    for name, condition in _CONDITIONS.items():
-        op = name.partition("_fp32")[0].partition("_bf16")[0].partition("_int8")[0]
-        yield Kernel(op, f"{prefix}{name}", f"fitment_cpu.kernels.{op}:{name}", all_of(has("cpu.native_isa", level), condition), speed,
-                     prepare=_PREPARE if op in ("linear", "embedding") else None,
-                     sources=(f"kernels/{op}.py", *_NATIVE, *_SOURCES.get(op, ("native/elementwise.inl",))))
+    for op, entries in _ENTRIES.items():
+        prepare = _PREPARE if op in WEIGHTED else None
+        sources = (f"kernels/{op}.py", *_NATIVE, *_SOURCES.get(op, ("native/elementwise.inl",)))
+        for name, condition in entries.items():
+            yield Kernel(op, f"{prefix}{name}", f"fitment_cpu.kernels.{op}:{name}", all_of(has("cpu.native_isa", level), condition), speed,
+                         prepare=prepare, sources=sources)
 
 
 def _reference() -> Iterator[Kernel]:
     """Core's reference ops; those on the cache through an adapter to this layout."""
     for kernel in reference_kernels(PLATFORM, ALWAYS):
         if kernel.op in ("write_kv", "paged_attention"):
-            yield Kernel(kernel.op, kernel.name, f"fitment_cpu.kernels.reference:{kernel.op}", _CACHES, Speed.REFERENCE,
-                         sources=("kernels/reference.py",), graph_safe=GraphSafety.NEVER)
+            yield replace(kernel, entry=f"fitment_cpu.kernels.reference:{kernel.op}", condition=_CACHES, sources=("kernels/reference.py",))
         elif kernel.op == "linear":
-            yield Kernel("linear", kernel.name, kernel.entry, equals("activations", "fp32"), Speed.REFERENCE, sources=kernel.sources,
-                         graph_safe=GraphSafety.NEVER)
+            yield replace(kernel, condition=equals("activations", "fp32"))
         else:
             yield kernel
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -18,17 +18,13 @@ TOLERANCE = {FP32: 3e-6, BF16: 2e-2, FP16: 3e-3}
 SENTINEL = 123.0
 
 
-@pytest.fixture(params=native.levels(), autouse=True)
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each instruction set in turn."""
-    before, threads, torch_threads = native.level(), native.num_threads(), torch.get_num_threads()
-    torch.set_num_threads(1)  # for the reference: its threads would stand in the way of the kernels'
-    assert native.set_level(request.param)
+pytestmark = pytest.mark.usefixtures("level")
+
+
+@pytest.fixture(autouse=True)
+def one_thread(level: str) -> None:
+    """What is not about threads is computed by one."""
     native.set_num_threads(1)
-    yield request.param
-    native.set_level(before)
-    native.set_num_threads(threads)
-    torch.set_num_threads(torch_threads)
 
 
 @dataclass(frozen=True)

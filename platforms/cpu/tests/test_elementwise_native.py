@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -21,16 +21,7 @@ UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-1
 """Half a unit in the last place of a number in [1, 2)."""
 
 
-@pytest.fixture(params=native.levels(), autouse=True)
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each instruction set in turn."""
-    before, threads, torch_threads = native.level(), native.num_threads(), torch.get_num_threads()
-    torch.set_num_threads(1)  # for the reference: its threads would stand in the way of the kernels'
-    assert native.set_level(request.param)
-    yield request.param
-    native.set_level(before)
-    native.set_num_threads(threads)
-    torch.set_num_threads(torch_threads)
+pytestmark = pytest.mark.usefixtures("level")
 
 
 def wide(n: int, m: int, dtype: torch.dtype, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -29,20 +29,7 @@ from fitment_cpu.kernels.write_kv import write_kv  # noqa: E402
 HIDDEN, HEADS, KV_HEADS, SIZE, INNER, VOCAB, BLOCK, BLOCKS = 128, 4, 2, 32, 192, 301, 32, 6
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_torch_thread() -> Iterator[None]:
-    """On shared cores, torch's threads wait for each other much longer than these small products take."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = native.num_threads()
-    yield
-    native.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("native_settings")
 
 
 def packed(rows: int, cols: int, seed: int) -> PackedWeight:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -34,21 +32,7 @@ INT8 = 1e-9
 """Of int8 products against a quantization made here, where a tie may fall to the other side."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_torch_thread() -> Iterator[None]:
-    """On shared cores, torch's threads wait for each other much longer than these small products take."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True, params=native.levels())
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = native.level()
-    assert native.set_level(request.param)
-    yield request.param
-    native.set_level(before)
+pytestmark = pytest.mark.usefixtures("level")
 
 
 def affine(rows: int, cols: int, bits: int, group_size: int, offset: str, scale_dtype: str = "fp16", seed: int = 0) -> GroupAffine:

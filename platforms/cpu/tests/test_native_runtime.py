@@ -10,7 +10,6 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,22 +29,7 @@ from fitment_cpu.kernels.weights import PackedWeight, prepare  # noqa: E402
 MEMBER = Path(__file__).parents[1]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_torch_thread() -> Iterator[None]:
-    """On shared cores, torch's threads wait for each other much longer than these small products take."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def settings() -> Iterator[None]:
-    """Puts the level and the threads back."""
-    level, threads = native.level(), native.num_threads()
-    yield
-    native.set_level(level)
-    native.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("native_settings")
 
 
 @pytest.fixture(scope="module")

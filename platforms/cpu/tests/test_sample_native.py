@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,17 +19,7 @@ NEAR = 1e-6
 """How near to a boundary of the running sum, or of top-p and min-p, a token may differ from the reference's."""
 
 
-@pytest.fixture(params=native.levels(), autouse=True)
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each instruction set in turn."""
-    before, threads, torch_threads = native.level(), native.num_threads(), torch.get_num_threads()
-    torch.set_num_threads(1)  # for the reference: its threads would stand in the way of the kernels'
-    assert native.set_level(request.param)
-    yield request.param
-    native.set_level(before)
-    native.set_num_threads(threads)
-    torch.set_num_threads(torch_threads)
-
+pytestmark = pytest.mark.usefixtures("level")
 
 Parameters = dict[str, torch.Tensor]
 

@@ -260,7 +260,7 @@ FITMENT_INLINE void prefetch(const Tile& t, const uint8_t* p) {
 template <int N, bool Bytes>
 FITMENT_INLINE void affine_fp32(const Tile& t, Rows<N>& rows) {
     constexpr int columns = Bytes ? 4 : 8;
-    constexpr int bits[8] = {0, 16, Bytes ? 8 : 4, Bytes ? 24 : 20, 8, 24, 12, 28};
+    constexpr const int* bits = Bytes ? byte_bits : nibble_bits;
     const Layout& l = *t.layout;
     const uint8_t* p = t.data;
     for (int g = 0; g < l.groups; ++g) {
@@ -544,8 +544,6 @@ inline void unpack_row(const Weight& w, int row, float* out) {
         return;
     }
     bool is_bytes = w.kind == Kind::affine8;
-    constexpr int nibble_bits[8] = {0, 16, 4, 20, 8, 24, 12, 28};
-    constexpr int byte_bits[4] = {0, 16, 8, 24};
     int columns = is_bytes ? 4 : 8;
     for (int g = 0; g < w.groups(); ++g) {
         float* values = out + int64_t(g) * w.group;

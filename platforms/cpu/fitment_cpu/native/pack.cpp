@@ -7,9 +7,6 @@ namespace fitment {
 
 namespace {
 
-constexpr int nibble_bits[8] = {0, 16, 4, 20, 8, 24, 12, 28};
-constexpr int byte_bits[4] = {0, 16, 8, 24};
-
 uint16_t to_half(float x) { return __builtin_bit_cast(uint16_t, static_cast<_Float16>(x)); }
 
 int columns_per_line(Kind kind) {

@@ -29,6 +29,10 @@ enum class Kind : int32_t { fp32, bf16, fp16, affine4, affine8 };
 constexpr int tile_rows = 16;
 constexpr int line_bytes = 64;
 
+// Where the codes of a line's columns begin in a row's word.
+constexpr int nibble_bits[8] = {0, 16, 4, 20, 8, 24, 12, 28};
+constexpr int byte_bits[4] = {0, 16, 8, 24};
+
 struct Weight {
     Kind kind;
     int32_t rows, cols;
