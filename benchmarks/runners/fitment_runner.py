@@ -36,4 +36,5 @@ def load(options: dict[str, Any]) -> dict[str, Callable[..., Any]]:
     return {"prefill": prefill, "decode": decode, "throughput": throughput}
 
 
-serve(load)
+if __name__ == "__main__":
+    serve(load)

@@ -35,4 +35,5 @@ def load(options: dict[str, Any]) -> dict[str, Callable[..., Any]]:
     return {"prefill": prefill, "decode": decode}
 
 
-serve(load)
+if __name__ == "__main__":
+    serve(load)

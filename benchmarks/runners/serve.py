@@ -5,6 +5,7 @@ the engine it measures; it holds one loaded model and measures what it is asked.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 import time
@@ -14,7 +15,8 @@ from typing import Any
 
 def serve(load: Callable[[dict[str, Any]], Mapping[str, Callable[..., Any]]]) -> None:
     """Load the model as the first line says, then answer each request with what its measure returns, until the input ends."""
-    out, sys.stdout = sys.stdout, sys.stderr  # engines print
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # engines print, and so do their processes
     options = json.loads(sys.stdin.readline())
     started = time.perf_counter()
     measures = {**load(options), "peak_bytes": lambda: 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}

@@ -44,12 +44,13 @@ _ENTRIES: dict[str, dict[str, Condition]] = {
 """The native kernels: each op's functions, and what each requires beside a build that runs here."""
 
 _PREPARE = "fitment_cpu.kernels.weights:prepare"
-_NATIVE = ("kernels/_launch.py", "native/args.h", "native/pool.cpp", "native/scratch.h", "native/vec.h", "native/vec.inl")
-_PACKED = ("kernels/weights.py", "native/linear.inl", "native/pack.h", "native/pack.cpp")
+_NATIVE = ("kernels/_launch.py", "native/args.h", "native/memory.h", "native/memory.cpp", "native/pool.cpp", "native/scratch.h",
+           "native/vec.h", "native/vec.inl")
+_PACKED = ("kernels/weights.py", "native/linear.inl", "native/linear_int8.inl", "native/pack.h", "native/pack.cpp")
 _SOURCES = {
     "linear": _PACKED,
     "embedding": _PACKED,
-    "paged_attention": ("native/attention.inl",),
+    "paged_attention": ("native/attention.inl", "native/attention_bf16.inl"),
     "sample": ("native/sample.inl",),
 }
 

@@ -15,6 +15,8 @@ from fitment_cpu.kernels.paged_attention import paged_attention  # noqa: E402
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 TOLERANCE = {FP32: 3e-6, BF16: 2e-2, FP16: 3e-3}
+PAIRS = 1e-2
+"""Of sums of bf16 products, where the instruction set has them for a bf16 cache: queries and weights are rounded to 8 bits."""
 SENTINEL = 123.0
 
 
@@ -115,8 +117,15 @@ def expected(case: Case) -> torch.Tensor:
     return out
 
 
+def has_pairs(case: Case) -> bool:
+    return native.level() == "avx512_bf16" and case.k_cache.dtype == BF16
+
+
 def assert_right(case: Case, got: torch.Tensor) -> None:
-    assert (got.double() - expected(case)).abs().max() < TOLERANCE[got.dtype]
+    tolerance = max(TOLERANCE[got.dtype], PAIRS if has_pairs(case) else 0)
+    error = (got.double() - expected(case)).abs()
+    assert error.max() < tolerance
+    assert error.square().mean() < (tolerance / 8) ** 2
 
 
 QUERY_LENS, SEQ_LENS = (1, 3, 0, 37, 8, 1, 2, 1), (700, 3, 5, 290, 8, 1, 0, 256)
@@ -188,10 +197,13 @@ def test_a_row_depends_on_its_own_keys_alone() -> None:
     assert torch.equal(after[40], got[40])
 
 
-def test_the_cache_dtype_changes_no_arithmetic() -> None:
+def test_the_cache_dtype_changes_no_arithmetic_without_products_of_its_own() -> None:
     case = make_case([1, 20], [333, 20], cache_dtype=BF16)
     widened = replace(case, k_cache=case.k_cache.float(), v_cache=case.v_cache.float())
-    assert torch.equal(widened.run(), case.run())
+    if has_pairs(case):
+        torch.testing.assert_close(widened.run(), case.run(), rtol=0, atol=PAIRS)
+    else:
+        assert torch.equal(widened.run(), case.run())
 
 
 @pytest.mark.parametrize("threads", [1, 4])

@@ -21,7 +21,8 @@ def linear_bf16(x: torch.Tensor, weight: PackedWeight, out: torch.Tensor) -> Non
 
 
 def linear_int8(x: torch.Tensor, weight: PackedWeight, out: torch.Tensor) -> None:
-    """The activations quantized to int8 with a scale for each row and group of the weight."""
+    """The activations quantized to int8 in steps of a row, finer for groups of small values, with second bytes for great ones
+    (``native/linear_int8.inl``)."""
     if not weight.is_affine:
         raise ValueError("linear_int8 multiplies integer codes, and this weight is dense; use linear_bf16")
     _linear(x, weight, out, _INT8)

@@ -226,14 +226,6 @@ constexpr int run_slots = 32;
 constexpr int widest_head = 256;
 constexpr int widening_rows = 5;
 
-struct RowBuffers {
-    alignas(64) float wide[run_slots * widest_head];
-    alignas(64) float q[attention_row_floats];
-    alignas(64) float scores[attention_rows * attention_chunk];
-    alignas(64) float chunk[attention_row_floats + 2 * attention_rows];
-    alignas(64) float folded[attention_row_floats + 2 * attention_rows];
-};
-
 inline void load_queries(const PagedAttention& a, const Block& b, float* q) {
     int stride = attention_padded(a.head_size);
     int64_t first = a.cu_query_lens[b.seq];
@@ -267,64 +259,92 @@ inline void fold_chunk(const Block& b, const Partial& chunk, const Partial& fold
     });
 }
 
-// Fill `p` with what the keys [start, stop) give each row of the block that sees any.
-template <class C>
-inline void reduce_chunk(const PagedAttention& a, const Block& b, RowBuffers& buffers, const Partial& p, int64_t start, int64_t stop) {
-    const int32_t* table = a.block_table + int64_t(b.seq) * a.max_blocks;
-    const float* q = buffers.q;
-    float* scores = buffers.scores;
-    int size = a.head_size, stride = p.stride, rows = int(b.rows);
-    int seen[attention_rows], first_row = 0;  // rows that see nothing here come first
-    for (int r = 0; r < rows; ++r) {
-        seen[r] = int(greater(lesser(b.keys_of(r), stop) - start, 0));
-        if (seen[r] == 0) first_row = r + 1;
+// The keys [start, stop) of a block's sequence.
+struct Chunk {
+    const PagedAttention& a;
+    const Block& b;
+    int64_t start, stop;
+    int seen[attention_rows];  // by each row
+    int first_row;             // that sees any: those that see none come first
+
+    Chunk(const PagedAttention& args, const Block& block, int64_t begin, int64_t end) : a(args), b(block), start(begin), stop(end), first_row(0) {
+        for (int r = 0; r < b.rows; ++r) {
+            seen[r] = int(greater(lesser(b.keys_of(r), stop) - start, 0));
+            if (seen[r] == 0) first_row = r + 1;
+        }
     }
-    auto for_runs = [&](const void* cache, auto f) {  // f(head, slots, first key, end) for each run of slots of the chunk
+
+    // Calls f(head, slots, first key, end) for each run of slots; keys count from the chunk's first.
+    template <class C, class Function>
+    FITMENT_INLINE void for_runs(const void* cache, Function f) const {
+        const int32_t* table = a.block_table + int64_t(b.seq) * a.max_blocks;
         for (int64_t key = start, end; key < stop; key = end) {
             int64_t page = key / a.block_size, slot = key % a.block_size;
             end = lesser(key + lesser(a.block_size - slot, run_slots), stop);
             for (int h = 0; h < b.heads; ++h) {
                 int64_t run = int64_t(table[page]) * a.num_kv_heads + b.kv_head + h;
-                const C* slots = static_cast<const C*>(cache) + (run * a.block_size + slot) * size;
-                if (sizeof(C) < sizeof(float) && rows - first_row >= widening_rows && size <= widest_head) {
-                    convert(slots, buffers.wide, int(end - key + 15) / 16 * 16 * size);
-                    f(h, static_cast<const float*>(buffers.wide), int(key - start), int(end - start));
-                } else {
-                    f(h, slots, int(key - start), int(end - start));
-                }
+                f(h, static_cast<const C*>(cache) + (run * a.block_size + slot) * a.head_size, int(key - start), int(end - start));
             }
         }
+    }
+};
+
+// Scores become exponentials against each row's greatest, whose sum is noted; values begin at zero.
+inline void start_values(const Block& b, float* scores, const Partial& p, const Chunk& c) {
+    for_rows(b, [&](int, int r, int index) {
+        if (c.seen[r] == 0) return;
+        exponentials(scores + index * attention_chunk, c.seen[r], &p.greatest[index], &p.sum[index]);
+        for (int d = 0; d < p.stride; d += lanes) store(p.values + index * p.stride + d, F32{});
+    });
+}
+
+#if defined(__AVX512BF16__)
+#include "attention_bf16.inl"
+#endif
+
+struct RowBuffers {
+    alignas(64) float wide[run_slots * widest_head];
+    alignas(64) float q[attention_row_floats];
+    alignas(64) float scores[attention_rows * attention_chunk];
+    alignas(64) float chunk[attention_row_floats + 2 * attention_rows];
+    alignas(64) float folded[attention_row_floats + 2 * attention_rows];
+#if defined(__AVX512BF16__)
+    PairBuffers pairs;
+#endif
+};
+
+// Fill `p` with what a chunk gives each row of the block that sees any of it.
+template <class C>
+inline void reduce_chunk(const PagedAttention& a, const Block& b, RowBuffers& buffers, const Partial& p, const Chunk& c) {
+    const float* q = buffers.q;
+    float* scores = buffers.scores;
+    int size = a.head_size, stride = p.stride, rows = int(b.rows);
+    auto for_runs = [&](const void* cache, auto f) {  // of fp32 values, where many rows read them
+        c.for_runs<C>(cache, [&](int h, const C* slots, int key, int end) {
+            if (sizeof(C) < sizeof(float) && rows - c.first_row >= widening_rows && size <= widest_head) {
+                convert(slots, buffers.wide, int(end - key + 15) / 16 * 16 * size);
+                f(h, static_cast<const float*>(buffers.wide), key, end);
+            } else {
+                f(h, slots, key, end);
+            }
+        });
     };
     for_runs(a.k_cache, [&](int h, const auto* k, int key, int end) {
-        int r = first_row;
+        int r = c.first_row;
         for (; key < end; key += lanes, k += lanes * size) {
-            while (seen[r] <= key) ++r;
+            while (c.seen[r] <= key) ++r;
             int index = h * rows + r;
             score_rows(q + index * stride, stride, k, size, a.scale, scores + index * attention_chunk + key, rows - r);
         }
     });
-    for_rows(b, [&](int, int r, int index) {
-        if (seen[r] == 0) return;
-        exponentials(scores + index * attention_chunk, seen[r], &p.greatest[index], &p.sum[index]);
-        for (int d = 0; d < stride; d += lanes) store(p.values + index * stride + d, F32{});
-    });
+    start_values(b, scores, p, c);
     for_runs(a.v_cache, [&](int h, const auto* v, int key, int end) {
         int here[attention_rows];
-        for (int r = first_row; r < rows; ++r) here[r] = int(greater(lesser(seen[r], end) - key, 0));
-        for (int r = first_row, left; r < rows; r += left >= 4 ? 4 : left) {
-            const float* weights = scores + (h * rows + r) * attention_chunk + key;
-            float* values = p.values + (h * rows + r) * stride;
-            left = rows - r;
-            if (left >= 4) {
-                value_ragged<4>(weights, v, size, here + r, values, stride);
-            } else if (left == 3) {
-                value_ragged<3>(weights, v, size, here + r, values, stride);
-            } else if (left == 2) {
-                value_ragged<2>(weights, v, size, here + r, values, stride);
-            } else {
-                value_ragged<1>(weights, v, size, here + r, values, stride);
-            }
-        }
+        for (int r = c.first_row; r < rows; ++r) here[r] = int(greater(lesser(c.seen[r], end) - key, 0));
+        for_row_blocks<4>(rows - c.first_row, [&]<int N>(Number<N>, int i) {
+            int r = c.first_row + i, index = h * rows + r;
+            value_ragged<N>(scores + index * attention_chunk + key, v, size, here + r, p.values + index * stride, stride);
+        });
     });
 }
 
@@ -348,13 +368,24 @@ inline void attend_block(const PagedAttention& a, const Block& b, int64_t begin,
         return store_outputs(a, b, folded);
     }
     load_queries(a, b, buffers.q);
-    with_type(a.cache_type, [&]<class C>(C*) {
+    auto for_chunks = [&](auto reduce) {
         for (int64_t c = begin; c < end; ++c) {
             int64_t start = c * attention_chunk, stop = lesser(start + attention_chunk, b.keys);
             Partial p = partial_at(scratch ? scratch + c * attention_chunk_floats(a.head_size) : buffers.chunk, a.head_size);
-            reduce_chunk<C>(a, b, buffers, p, start, stop);
+            reduce(p, Chunk(a, b, start, stop));
             if (!scratch) fold_chunk(b, p, folded, start);
         }
+    };
+#if defined(__AVX512BF16__)
+    if (a.cache_type == Type::bf16 && a.head_size % 2 == 0 && a.head_size <= widest_head) {
+        round_pairs(buffers.q, int(b.heads * b.rows) * folded.stride, buffers.pairs.q);
+        for_chunks([&](const Partial& p, const Chunk& c) { reduce_chunk(a, b, buffers.pairs, buffers.scores, p, c); });
+        if (!scratch) store_outputs(a, b, folded);
+        return;
+    }
+#endif
+    with_type(a.cache_type, [&]<class C>(C*) {
+        for_chunks([&](const Partial& p, const Chunk& c) { reduce_chunk<C>(a, b, buffers, p, c); });
     });
     if (!scratch) store_outputs(a, b, folded);
 }

@@ -9,6 +9,7 @@
 
 #include "args.h"
 #include "dispatch.h"
+#include "memory.h"
 #include "pack.h"
 #include "pool.h"
 #include "scratch.h"
@@ -36,11 +37,7 @@ void start(const Call& call) {
 
 struct OwnedWeight : Weight, std::enable_shared_from_this<OwnedWeight> {
     OwnedWeight() : Weight{} {}
-    OwnedWeight(const OwnedWeight&) = delete;
-    OwnedWeight& operator=(const OwnedWeight&) = delete;
-    ~OwnedWeight() {
-        if (data) ::operator delete(data, std::align_val_t(line_bytes));
-    }
+    std::shared_ptr<void> memory;
 };
 
 std::shared_ptr<OwnedWeight> packed(Kind kind, int rows, int cols, int group, bool half, Pack pack) {
@@ -51,7 +48,8 @@ std::shared_ptr<OwnedWeight> packed(Kind kind, int rows, int cols, int group, bo
     weight->group = group;
     weight->half_params = half;
     if (!plan_weight(*weight)) throw nb::value_error("a weight of this shape and group size cannot be packed");
-    weight->data = static_cast<uint8_t*>(::operator new(size_t(weight->bytes) + 4096 + line_bytes, std::align_val_t(line_bytes)));
+    weight->memory = allocate(size_t(weight->bytes));
+    weight->data = static_cast<uint8_t*>(weight->memory.get());
     pack.weight = weight.get();
     Kernel kernel{{&pack_tiles, nullptr, nullptr}};
     Call call = make_call(kernel, pack, num_threads(), false);

@@ -61,35 +61,6 @@ FITMENT_INLINE F32x16 nibble_value(U32x16 word) {
 #endif
 }
 
-// Sums of four products of unsigned and signed bytes, added to acc. Codes above 127 take another way where the instruction saturates.
-template <bool FullBytes>
-FITMENT_INLINE I32x16 dot_bytes(I32x16 acc, U32x16 codes, int32_t word) {
-#if defined(__AVX512VNNI__)
-    return bits_as<I32x16>(_mm512_dpbusd_epi32(bits_as<__m512i>(acc), bits_as<__m512i>(codes), _mm512_set1_epi32(word)));
-#elif defined(__AVX512BW__)
-    __m512i x = _mm512_set1_epi32(word), ones = _mm512_set1_epi16(1);
-    auto dot = [&](U32x16 c) { return bits_as<I32x16>(_mm512_madd_epi16(_mm512_maddubs_epi16(bits_as<__m512i>(c), x), ones)); };
-    if constexpr (!FullBytes) return acc + dot(codes);
-    return acc + dot(codes & 0x0f0f0f0f) + (dot((codes >> 4) & 0x0f0f0f0f) << 4);
-#elif defined(__AVX2__)
-    __m256i x = _mm256_set1_epi32(word), ones = _mm256_set1_epi16(1);
-    auto dot = [&](U32x16 c) {
-        struct Halves {
-            __m256i low, high;
-        } h = bits_as<Halves>(c);
-        h.low = _mm256_madd_epi16(_mm256_maddubs_epi16(h.low, x), ones);
-        h.high = _mm256_madd_epi16(_mm256_maddubs_epi16(h.high, x), ones);
-        return bits_as<I32x16>(h);
-    };
-    if constexpr (!FullBytes) return acc + dot(codes);
-    return acc + dot(codes & 0x0f0f0f0f) + (dot((codes >> 4) & 0x0f0f0f0f) << 4);
-#else
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) acc += bits_as<I32x16>((codes >> (8 * i)) & 0xff) * int32_t(int8_t(uint32_t(word) >> (8 * i)));
-    return acc;
-#endif
-}
-
 // ---- x, converted ------------------------------------------------------------------------------------------------------------
 
 #if defined(__AVX512BF16__)
@@ -98,11 +69,12 @@ constexpr bool has_bf16_dot = true;
 constexpr bool has_bf16_dot = false;
 #endif
 
-// How x lies in scratch memory: a row's values, then a scale and a sum for each group.
+// How x lies in scratch memory: a row's values, then their sum in each group; of int8 second bytes too, the row's step, and groups.
 struct Layout {
     int groups, group;       // of the sums; of a dense weight there are none
     bool is_int8, is_bf16;   // else fp32 values
-    int64_t row_bytes, scales_at, sums_at;
+    int64_t row_bytes, sums_at;
+    int64_t second_at, step_at, groups_at;  // of int8 values
 };
 
 FITMENT_INLINE Layout layout_of(const Linear& a) {
@@ -112,16 +84,17 @@ FITMENT_INLINE Layout layout_of(const Linear& a) {
     l.group = w.group;
     l.is_int8 = a.activations == Activations::int8;
     l.is_bf16 = a.activations == Activations::bf16 && has_bf16_dot && w.kind != Kind::fp32 && w.kind != Kind::fp16;
-    l.scales_at = linear_padded(int64_t(w.padded_cols()) * (l.is_int8 ? 1 : l.is_bf16 ? 2 : 4) + 4);
-    l.sums_at = l.scales_at + linear_padded(int64_t(4) * l.groups);
-    l.row_bytes = l.sums_at + linear_padded(int64_t(4) * l.groups);
+    int64_t values = linear_padded(int64_t(w.padded_cols()) * (l.is_int8 ? 1 : l.is_bf16 ? 2 : 4) + 4);
+    if (l.is_int8) {
+        l.second_at = values;
+        l.step_at = 2 * values;
+        l.groups_at = l.step_at + 64;
+        l.row_bytes = l.groups_at + linear_padded(int64_t(8) * l.groups);
+    } else {
+        l.sums_at = values;
+        l.row_bytes = values + linear_padded(int64_t(4) * l.groups);
+    }
     return l;
-}
-
-FITMENT_INLINE float round_bf16(float x) {
-    uint32_t u = bits_as<uint32_t>(x);
-    uint32_t rounded = (u & 0x7fffffffu) > 0x7f800000u ? u | 0x400000u : u + (0x7fffu + ((u >> 16) & 1));
-    return bits_as<float>(rounded & 0xffff0000u);
 }
 
 // A row's values as fp32, in order.
@@ -139,82 +112,41 @@ FITMENT_INLINE float group_sum(const float* x, int count) {
     return sum(sums) + rest;
 }
 
-using I8x16 = int8_t __attribute__((vector_size(16)));
-
-// The greatest magnitude of `count` (a multiple of 8) values; infinity or NaN where one of them is.
-FITMENT_INLINE float greatest_magnitude(const float* x, int count) {
-    constexpr uint32_t no_sign = 0x7fffffffu;
-    U32x16 most = {};  // as integers, the bits of magnitudes are ordered as the magnitudes are, NaN above all
-    int i = 0;
-    for (; i + 16 <= count; i += 16) {
-        U32x16 bits = load_as<U32x16>(x + i) & no_sign;
-        most = bits > most ? bits : most;
-    }
-    uint32_t highest = 0;
-    for (; i < count; ++i) {
-        uint32_t bits = bits_as<uint32_t>(x[i]) & no_sign;
-        highest = bits > highest ? bits : highest;
-    }
-    for (int lane = 0; lane < 16; ++lane) highest = most[lane] > highest ? most[lane] : highest;
-    return bits_as<float>(highest);
-}
-
-// Values times `inverse`, rounded to integers that fit a byte, in the order of the weight's words.
-template <bool Bytes>
-FITMENT_INLINE I8x16 quantize16(F32x16 x, float inverse, int32_t& total) {
-#if defined(__AVX512F__)
-    I32x16 q = bits_as<I32x16>(_mm512_cvtps_epi32(x * inverse));
-    total += _mm512_reduce_add_epi32(bits_as<__m512i>(q));
-    I8x16 bytes = bits_as<I8x16>(_mm512_cvtepi32_epi8(bits_as<__m512i>(q)));
-#else
-    constexpr float magic = 0x1.8p23f;  // adding it rounds to an integer, to even, that lies in the low bits
-    I32x16 q = bits_as<I32x16>(x * inverse + magic) - bits_as<int32_t>(magic);
-    for (int lane = 0; lane < 16; ++lane) total += q[lane];
-    I8x16 bytes = __builtin_convertvector(q, I8x16);
-#endif
-    if constexpr (Bytes) return __builtin_shufflevector(bytes, bytes, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
-    return __builtin_shufflevector(bytes, bytes, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
-}
-
-template <bool Bytes>
-FITMENT_INLINE void quantize_row(const Layout& l, const float* x, uint8_t* row) {
-    auto scales = reinterpret_cast<float*>(row + l.scales_at), sums = reinterpret_cast<float*>(row + l.sums_at);
-    for (int g = 0; g < l.groups; ++g) {
-        const float* values = x + int64_t(g) * l.group;
-        uint8_t* out = row + int64_t(g) * l.group;
-        float highest = greatest_magnitude(values, l.group);
-        if (!(highest <= 3.4e38f)) {
-            __builtin_memset(out, 0, size_t(l.group));
-            scales[g] = sums[g] = __builtin_nanf("");
-            continue;
-        }
-        float inverse = highest > 1e-30f ? 127.0f / highest : 0.0f;
-        int32_t total = 0;
-        for (int k = 0; k < l.group; k += 16) {
-            F32x16 part = {};
-            int count = l.group - k < 16 ? 8 : 16;
-            __builtin_memcpy(&part, values + k, size_t(4 * count));
-            I8x16 bytes = quantize16<Bytes>(part, inverse, total);
-            __builtin_memcpy(out + k, &bytes, size_t(count));
-        }
-        scales[g] = inverse > 0 ? highest / 127.0f : 0.0f;
-        sums[g] = scales[g] * float(total);
+FITMENT_INLINE void params(const uint8_t*& p, bool half_params, F32x16& scale, F32x16& bias) {
+    if (half_params) {
+        scale = half16(p);
+        bias = half16(p + 32);
+        p += 64;
+    } else {
+        scale = load_as<F32x16>(p);
+        bias = load_as<F32x16>(p + 64);
+        p += 128;
     }
 }
 
-inline void convert_row(const Linear& a, const Layout& l, int64_t i, uint8_t* row, float* wide) {
+#include "linear_int8.inl"
+
+// Row i of x into its place behind `x`; `wide` is memory for a row in fp32.
+inline void convert_row(const Linear& a, const Layout& l, int64_t i, uint8_t* x, float* wide) {
     int cols = a.weight->cols;
+    uint8_t* row = x + i * l.row_bytes;
     bool in_place = !l.is_int8 && !l.is_bf16;
     float* values = in_place ? reinterpret_cast<float*>(row) : wide;
     with_type(a.x_type, [&]<class T>(T*) { widen(static_cast<const T*>(a.x) + i * a.x_stride, values, cols); });
     for (int k = cols, padded = a.weight->padded_cols(); k < padded; ++k) values[k] = 0;
-    if (l.is_int8) return a.weight->kind == Kind::affine8 ? quantize_row<true>(l, values, row) : quantize_row<false>(l, values, row);
-    if (a.activations == Activations::bf16)
-        for (int k = 0; k < cols; ++k) values[k] = round_bf16(values[k]);
-    if (l.is_bf16) {
-        auto out = reinterpret_cast<uint16_t*>(row);
-        for (int k = 0; k < a.weight->padded_cols(); ++k) out[k] = uint16_t(bits_as<uint32_t>(values[k]) >> 16);
-        if (cols % 2) out[cols] = 0;
+    if (l.is_int8) {
+        uint8_t* marks = x + a.n * l.row_bytes + i;
+        bool is_bytes = a.weight->kind == Kind::affine8;
+        return is_bytes ? quantize_row<true>(l, values, cols, row, marks, a.n) : quantize_row<false>(l, values, cols, row, marks, a.n);
+    }
+    if (a.activations == Activations::bf16) {
+        auto out = reinterpret_cast<Bf16*>(row);
+        for_vectors(a.weight->padded_cols(), [&](int64_t k, int n) {
+            U16 rounded = from_fp32(load_n(values + k, n), Bf16{});
+            store_n(values + k, n, to_fp32(rounded, Bf16{}));
+            if (l.is_bf16) __builtin_memcpy(out + k, &rounded, size_t(2 * n));
+        });
+        if (l.is_bf16 && cols % 2) out[cols] = {};
     }
     auto sums = reinterpret_cast<float*>(row + l.sums_at);
     for (int g = 0; g < l.groups; ++g) sums[g] = group_sum(values + int64_t(g) * l.group, l.group);
@@ -234,18 +166,6 @@ template <int N>
 struct Rows {
     F32x16 acc[N];
 };
-
-FITMENT_INLINE void params(const uint8_t*& p, bool half_params, F32x16& scale, F32x16& bias) {
-    if (half_params) {
-        scale = half16(p);
-        bias = half16(p + 32);
-        p += 64;
-    } else {
-        scale = load_as<F32x16>(p);
-        bias = load_as<F32x16>(p + 64);
-        p += 128;
-    }
-}
 
 // One or two rows stream the weight: what lies 4 KB ahead is fetched. More rows stay with a tile: the next tile is fetched meanwhile.
 template <int N>
@@ -284,47 +204,6 @@ FITMENT_INLINE void affine_fp32(const Tile& t, Rows<N>& rows) {
         for (int n = 0; n < N; ++n) {
             float total = reinterpret_cast<const float*>(t.x + n * l.row_bytes + l.sums_at)[g];
             rows.acc[n] = fma16(scale, sums[n][0] + sums[n][1], rows.acc[n]);
-            rows.acc[n] = fma16(bias, splat16(total), rows.acc[n]);
-        }
-    }
-}
-
-template <int N, bool Bytes>
-FITMENT_INLINE void affine_int8(const Tile& t, Rows<N>& rows) {
-    constexpr int columns = Bytes ? 4 : 8;
-    constexpr int chains = N <= 2 ? 2 : 1;  // many rows are independent enough; whole numbers add up to the same in any order
-    const Layout& l = *t.layout;
-    const uint8_t* p = t.data;
-    for (int g = 0; g < l.groups; ++g) {
-        I32x16 sums[N][chains] = {};
-        for (int k = g * l.group; k < (g + 1) * l.group; k += columns, p += line_bytes) {
-            prefetch<N>(t, p);
-            U32x16 line = load_as<U32x16>(p);
-            if constexpr (Bytes) {
-#pragma GCC unroll 16
-                for (int n = 0; n < N; ++n) {
-                    I32x16& into = sums[n][k / columns % chains];
-                    into = dot_bytes<true>(into, line, load_as<int32_t>(t.x + n * l.row_bytes + k));
-                }
-            } else {
-                U32x16 low = line & 0x0f0f0f0f, high = (line >> 4) & 0x0f0f0f0f;
-#pragma GCC unroll 16
-                for (int n = 0; n < N; ++n)
-                    sums[n][0] = dot_bytes<false>(sums[n][0], low, load_as<int32_t>(t.x + n * l.row_bytes + k));
-#pragma GCC unroll 16
-                for (int n = 0; n < N; ++n)
-                    sums[n][chains - 1] = dot_bytes<false>(sums[n][chains - 1], high, load_as<int32_t>(t.x + n * l.row_bytes + k + 4));
-            }
-        }
-        F32x16 scale, bias;
-        params(p, t.weight->half_params, scale, bias);
-#pragma GCC unroll 16
-        for (int n = 0; n < N; ++n) {
-            const uint8_t* x = t.x + n * l.row_bytes;
-            float x_scale = reinterpret_cast<const float*>(x + l.scales_at)[g], total = reinterpret_cast<const float*>(x + l.sums_at)[g];
-            I32x16 sum = chains == 2 ? sums[n][0] + sums[n][chains - 1] : sums[n][0];
-            F32x16 product = __builtin_convertvector(sum, F32x16) * splat16(x_scale);
-            rows.acc[n] = fma16(scale, product, rows.acc[n]);
             rows.acc[n] = fma16(bias, splat16(total), rows.acc[n]);
         }
     }
@@ -464,18 +343,20 @@ FITMENT_INLINE void multiply_tiles(const Linear& a, const Layout& l, const uint8
     }
 }
 
-inline void multiply_with(const Linear& a, const uint8_t* x, int part, int parts) {
+// `memory` is this part's own.
+inline void multiply_with(const Linear& a, const uint8_t* x, uint8_t* memory, int part, int parts) {
     Layout l = layout_of(a);
+    bool is_bytes = a.weight->kind == Kind::affine8;
+    if (l.is_int8) {
+        const uint8_t* marks = x + a.n * l.row_bytes;
+        if (is_bytes) return multiply_int8<true>(a, l, x, marks, memory, part, parts);
+        return multiply_int8<false>(a, l, x, marks, memory, part, parts);
+    }
     auto tiles = [&](auto product) { multiply_tiles<8>(a, l, x, part, parts, product); };
     auto wide_tiles = [&](auto product) { multiply_tiles<widest_rows>(a, l, x, part, parts, product); };
     switch (a.weight->kind) {
         case Kind::affine4:
-        case Kind::affine8: {
-            bool is_bytes = a.weight->kind == Kind::affine8;
-            if (l.is_int8) {
-                if (is_bytes) return wide_tiles([]<int N>(const Tile& t, Rows<N>& r) { affine_int8<N, true>(t, r); });
-                return wide_tiles([]<int N>(const Tile& t, Rows<N>& r) { affine_int8<N, false>(t, r); });
-            }
+        case Kind::affine8:
 #if defined(__AVX512BF16__)
             if (l.is_bf16) {
                 if (is_bytes) return tiles([]<int N>(const Tile& t, Rows<N>& r) { affine_bf16<N, true>(t, r); });
@@ -484,7 +365,6 @@ inline void multiply_with(const Linear& a, const uint8_t* x, int part, int parts
 #endif
             if (is_bytes) return tiles([]<int N>(const Tile& t, Rows<N>& r) { affine_fp32<N, true>(t, r); });
             return tiles([]<int N>(const Tile& t, Rows<N>& r) { affine_fp32<N, false>(t, r); });
-        }
         case Kind::bf16:
 #if defined(__AVX512BF16__)
             if (l.is_bf16) return wide_tiles([]<int N>(const Tile& t, Rows<N>& r) { dense_bf16<N>(t, r); });
@@ -495,32 +375,30 @@ inline void multiply_with(const Linear& a, const uint8_t* x, int part, int parts
     }
 }
 
-FITMENT_INLINE uint8_t* wide_row(const Linear& a, const Layout& l, int part) {
-    return static_cast<uint8_t*>(a.scratch) + a.n * l.row_bytes + part * linear_padded(int64_t(4) * a.weight->padded_cols());
+// What a part has of scratch memory to itself: while x is converted a row in fp32, then the lists of rows with second bytes.
+FITMENT_INLINE uint8_t* own_memory(const Linear& a, int part) {
+    return static_cast<uint8_t*>(a.scratch) + linear_shared_bytes(a) + part * linear_own_bytes(a);
 }
 
 inline void convert(const void* args, int part, int parts) {
     const Linear& a = *static_cast<const Linear*>(args);
     Layout l = layout_of(a);
-    auto x = static_cast<uint8_t*>(a.scratch);
-    auto wide = reinterpret_cast<float*>(wide_row(a, l, part));
+    auto wide = reinterpret_cast<float*>(own_memory(a, part));
     int64_t n = a.n;
-    for (int64_t i = n * part / parts; i < n * (part + 1) / parts; ++i) convert_row(a, l, i, x + i * l.row_bytes, wide);
+    for (int64_t i = n * part / parts; i < n * (part + 1) / parts; ++i) convert_row(a, l, i, static_cast<uint8_t*>(a.scratch), wide);
 }
 
 inline void multiply(const void* args, int part, int parts) {
     const Linear& a = *static_cast<const Linear*>(args);
-    multiply_with(a, static_cast<const uint8_t*>(a.scratch), part, parts);
+    multiply_with(a, static_cast<const uint8_t*>(a.scratch), own_memory(a, part), part, parts);
 }
 
 // Every thread has scratch memory of its own, and no barrier parts the phases.
 inline void convert_and_multiply(const void* args, int part, int parts) {
     Linear a = *static_cast<const Linear*>(args);
-    Layout l = layout_of(a);
     a.scratch = static_cast<uint8_t*>(a.scratch) + part * linear_scratch_bytes(a, 1);
-    auto x = static_cast<uint8_t*>(a.scratch);
-    for (int64_t i = 0; i < a.n; ++i) convert_row(a, l, i, x + i * l.row_bytes, reinterpret_cast<float*>(wide_row(a, l, 0)));
-    multiply_with(a, x, part, parts);
+    convert(&a, 0, 1);
+    multiply_with(a, static_cast<const uint8_t*>(a.scratch), own_memory(a, 0), part, parts);
 }
 
 // ---- embedding ---------------------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ bool plan_weight(Weight& w) {
     if (w.rows < 1 || w.cols < 1) return false;
     if (is_affine && (w.group < 1 || w.group % 8 || (w.cols % w.group && w.groups() > 1))) return false;
     int64_t lines = (int64_t(w.padded_cols()) + columns - 1) / columns;
-    w.tile_bytes = lines * line_bytes + int64_t(w.groups()) * tile_rows * (w.half_params ? 4 : 8);
+    w.tile_bytes = lines * line_bytes + int64_t(w.groups()) * w.param_bytes();
     w.bytes = w.tile_bytes * w.tiles();
     return true;
 }

@@ -46,6 +46,9 @@ struct Weight {
     __attribute__((always_inline)) int32_t tiles() const { return (rows + tile_rows - 1) / tile_rows; }
     __attribute__((always_inline)) int32_t padded_cols() const { return group ? groups() * group : cols; }
     __attribute__((always_inline)) int32_t groups() const { return group ? (cols + group - 1) / group : 0; }
+    // Of a tile's group: its scales and biases, and all of it.
+    __attribute__((always_inline)) int32_t param_bytes() const { return tile_rows * (half_params ? 4 : 8); }
+    __attribute__((always_inline)) int64_t group_bytes() const { return groups() ? tile_bytes / groups() : 0; }
 };
 
 // What packing reads: dense values, or codes (a byte each) with fp32 scales and biases [rows, groups].

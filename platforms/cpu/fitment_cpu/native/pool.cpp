@@ -7,8 +7,9 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
-#include <new>
 #include <thread>
+
+#include "memory.h"
 
 namespace fitment {
 
@@ -206,7 +207,7 @@ std::shared_ptr<void> scratch(std::size_t bytes) {
     std::lock_guard lock(s.mutex);
     if (bytes > s.scratch_bytes) {
         bytes += bytes / 4;
-        s.scratch = std::shared_ptr<void>(::operator new(bytes, std::align_val_t(64)), [](void* p) { ::operator delete(p, std::align_val_t(64)); });
+        s.scratch = allocate(bytes);
         s.scratch_bytes = bytes;
     }
     keep(s.scratch);

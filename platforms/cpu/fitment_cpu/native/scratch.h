@@ -13,11 +13,33 @@ constexpr int64_t linear_few_elements = 4096;
 
 static inline constexpr int64_t linear_padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Bytes of Linear::scratch for `threads` threads: x as fp32 at most, with a scale and a sum for each group, and an fp32 row a thread.
-static inline int64_t linear_scratch_bytes(const Linear& a, int threads) {
-    int64_t row = linear_padded(int64_t(4) * a.weight->padded_cols() + 4), groups = linear_padded(int64_t(4) * a.weight->groups());
-    return a.n * (row + 2 * groups) + threads * row;
+// Rows of int8 activations that are multiplied with all tiles before the next ones are: about 300 KB of them.
+constexpr int int8_most_rows = 96;
+
+static inline int int8_chunk(const Linear& a) {
+    int rows = 300000 / (2 * a.weight->padded_cols()) / 6 * 6;
+    return rows < 24 ? 24 : rows > int8_most_rows ? int8_most_rows : rows;
 }
+
+// Bytes of Linear::scratch that all threads share: x converted, as fp32 at most, with eight bytes and a mark for each group.
+static inline int64_t linear_shared_bytes(const Linear& a) {
+    int64_t row = linear_padded(int64_t(4) * a.weight->padded_cols() + 192), groups = a.weight->groups();
+    return a.n * (row + linear_padded(8 * groups)) + linear_padded(a.n * groups);
+}
+
+// Lists of the rows of int8 activations that have second bytes.
+static inline int64_t int8_list_bytes(const Linear& a) {
+    int64_t groups = a.weight->groups();
+    return linear_padded(4 * (groups * ((a.n + int8_chunk(a) - 1) / int8_chunk(a)) + 1)) + linear_padded(groups * a.n);
+}
+
+// What each thread has to itself: an fp32 row; or those lists, and four versions of the scales of two tiles.
+static inline int64_t linear_own_bytes(const Linear& a) {
+    int64_t row = 4 * int64_t(a.weight->padded_cols()), lists = int8_list_bytes(a) + int64_t(4) * 2 * 4 * tile_rows * a.weight->groups();
+    return linear_padded(row > lists ? row : lists);
+}
+
+static inline int64_t linear_scratch_bytes(const Linear& a, int threads) { return linear_shared_bytes(a) + threads * linear_own_bytes(a); }
 
 // ---- paged_attention -----------------------------------------------------------------------------------------------------------
 
@@ -26,7 +48,7 @@ static inline int64_t linear_scratch_bytes(const Linear& a, int threads) {
 constexpr int attention_chunk = 256;
 
 // Query rows (query x head of one key-value head) that share each key loaded: at most this many rows and this many floats in all.
-constexpr int attention_rows = 16;
+constexpr int attention_rows = 48;
 constexpr int attention_row_floats = 4096;
 
 // Only sequences with so few query tokens are cut between threads along their keys; longer ones have blocks of rows enough.

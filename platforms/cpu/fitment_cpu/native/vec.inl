@@ -361,6 +361,22 @@ FITMENT_INLINE Share share(int64_t count, int64_t grain, int part, int parts) {
     return {count * part / used, count * (part + 1) / used};
 }
 
+// A number that a function is called with as its template argument.
+template <int N>
+struct Number {};
+
+// Calls f(Number<N>, first) over `count` rows, in blocks of N = Most and then of what fits of 4, 3, 2, 1.
+template <int Most, class Function>
+FITMENT_INLINE void for_row_blocks(int count, Function f) {
+    int i = 0;
+    for (; i + Most <= count; i += Most) f(Number<Most>{}, i);
+    if constexpr (Most > 4)
+        if (count - i >= 4) f(Number<4>{}, i), i += 4;
+    if (count - i == 3) f(Number<3>{}, i);
+    if (count - i == 2) f(Number<2>{}, i);
+    if (count - i == 1) f(Number<1>{}, i);
+}
+
 // Calls f with a null pointer to the element type.
 template <class Function>
 FITMENT_INLINE void with_type(Type type, Function f) {
